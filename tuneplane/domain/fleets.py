@@ -1,0 +1,207 @@
+"""Fleets, Nodes, inventories and budgets as values (R-FLT-01, R-ENR-05, R-ENR-09)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum
+
+from attrs import Factory, field, frozen
+
+from .errors import InvalidInput
+from .ids import SLUG, FleetId, GatewayId, NodeId, UserName
+
+
+class FleetKind(str, Enum):
+    NODE = "node"
+    KUBERNETES = "kubernetes"
+    SLURM = "slurm"
+
+
+class Delivery(str, Enum):
+    SHARED_MOUNT = "shared-mount"
+    OBJECT_PULL = "object-pull"
+
+
+class Capability(str, Enum):
+    TRAIN = "train"
+    EVAL = "eval"
+    SERVE = "serve"
+    ENV = "env"
+
+
+class Visibility(str, Enum):
+    PUBLIC = "public"
+    PROJECT = "project"
+
+
+class FleetState(str, Enum):
+    ACTIVE = "active"
+    DRAINING = "draining"
+    DISABLED = "disabled"
+
+
+DEFAULT_DELIVERY = {  # R-FLT-02
+    FleetKind.NODE: Delivery.SHARED_MOUNT,
+    FleetKind.SLURM: Delivery.SHARED_MOUNT,
+    FleetKind.KUBERNETES: Delivery.OBJECT_PULL,
+}
+
+FLEET_CONFIG_KEYS = frozenset({  # the keys that a setting reads (R-FLT-10); others are kept and warned about (R-FLT-03)
+    "slurm_rest_url", "slurm_partition", "slurm_user", "kubernetes_api_url", "kubernetes_namespace",
+    "kuberay_namespace", "storage_root", "serving_port_range", "gang_deadline_seconds",
+})
+
+
+@frozen(kw_only=True)
+class Fleet:
+    """A named set of machines and the back end that runs work on them."""
+
+    id: FleetId
+    kind: FleetKind
+    delivery: Delivery
+    capabilities: tuple[Capability, ...]
+    visibility: Visibility = Visibility.PUBLIC
+    project: str | None = None
+    state: FleetState = FleetState.ACTIVE
+    config: dict[str, str] = Factory(dict)
+    created_at: datetime
+
+
+def check_slug(name: str, at: str) -> None:
+    """Raise InvalidInput unless ``name`` is a slug."""
+    if not SLUG.match(name):
+        raise InvalidInput(at, "must be 1 to 63 of a-z, 0-9 and '-', starting and ending with a letter or digit")
+
+
+def config_warnings(config: dict[str, str]) -> tuple[str, ...]:
+    """One sentence a ``config`` key that no setting reads (R-FLT-03)."""
+    return tuple(f"config key {key!r} is read by no setting; is it misspelled?" for key in sorted(set(config) - FLEET_CONFIG_KEYS))
+
+
+# ---------------------------------------------------------------- machines
+
+
+class NodeState(str, Enum):
+    """What an operator wants of a Node; never changed by a heartbeat (R-LIV-03)."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    CORDONED = "cordoned"
+
+
+@frozen(kw_only=True)
+class Gpu:
+    """One card as the driver reports it. Work is bound by ``uuid``; ``index`` is for people (L-D1)."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+
+
+@frozen(kw_only=True)
+class Budgets:
+    """What the operator grants to Tuneplane on this machine; ``None`` means not declared yet (R-ENR-09)."""
+
+    cpu_millis: int | None = None  # thousandths of a CPU
+    memory_bytes: int | None = None
+    gpu_indexes: tuple[int, ...] | None = None  # () declares a CPU-only Node
+    port_first: int = 20000
+    port_last: int = 20999
+    staging_bytes: int = 0
+
+
+@frozen(kw_only=True)
+class Inventory:
+    """What the machine says about itself. ``problems`` are the Node's own reasons for not being ready."""
+
+    hostname: str
+    node_version: str
+    cpu_count: int
+    memory_bytes: int
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str = ""
+    runtime: str = ""  # "podman 4.3.1", "docker 20.10.24", or "" when none answers
+    gpu_runtime: bool = False  # NVIDIA Container Toolkit or CDI is there (R-ENR-12)
+    storage_root: str = ""  # the path this Node was told, "" when none
+    storage_root_seen: bool = False
+    budgets: Budgets = Budgets()
+    problems: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
+class Cordon:
+    """Why no new work comes here. Each owner lifts only its own (L-F4)."""
+
+    owner: str  # "operator", "storage", "journal"
+    reason: str
+    since: datetime
+
+
+@frozen(kw_only=True)
+class Connection:
+    """The control session as the control plane sees it, one of the three separate things of R-LIV-06."""
+
+    state: str  # "connected", "disconnected", "never"
+    since: datetime | None = None
+    gateway: GatewayId | None = None
+    epoch: int = 0
+    lease_expires_at: datetime | None = None
+    clock_offset_seconds: float | None = None
+
+
+@frozen(kw_only=True)
+class Capacity:
+    """Granted and held amounts of one Node."""
+
+    cpu_millis: int
+    cpu_millis_used: int
+    memory_bytes: int
+    memory_bytes_used: int
+    gpus: int
+    gpus_used: int
+
+
+@frozen(kw_only=True)
+class Node:
+    """An enrolled machine: record, connection, scheduling state and inventory."""
+
+    id: NodeId
+    fleet: FleetId
+    address: str
+    state: NodeState
+    connection: Connection
+    cordons: tuple[Cordon, ...] = ()
+    inventory: Inventory | None = None
+    inventory_observed_at: datetime | None = None
+    inventory_healthy: bool = False  # fresh in this very session and without problems (R-SES-05)
+    capacity: Capacity | None = None
+    free_gpu_uuids: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()  # members that still hold something here
+    created_at: datetime
+    enrolled_by: UserName | None = None
+
+
+@frozen(kw_only=True)
+class Readiness:
+    """Derived from all of the above, with every reason (R-LIV-06)."""
+
+    value: bool
+    reasons: tuple[str, ...] = field(default=())
+
+
+def readiness(node: Node, fleet: Fleet, now: datetime) -> Readiness:
+    """Whether ``node`` may take new work at ``now`` (R-PLC-04), and every reason why not."""
+    reasons: list[str] = []
+    if fleet.state is not FleetState.ACTIVE:
+        reasons.append(f"its Fleet is {fleet.state.value}")
+    if node.state is not NodeState.ACTIVE:
+        reasons.append(f"an operator set it to {node.state.value}")
+    reasons += [f"cordoned by {cordon.owner}: {cordon.reason}" for cordon in node.cordons]
+    lease = node.connection.lease_expires_at
+    if node.connection.state != "connected" or lease is None or lease <= now:
+        reasons.append("no live control session")
+    elif node.inventory is None or not node.inventory_healthy:
+        problems = node.inventory.problems if node.inventory else ()
+        reasons += problems or ("no fresh inventory in this session",)
+    return Readiness(value=not reasons, reasons=tuple(reasons))

@@ -1,0 +1,220 @@
+"""Jobs, accounts, tokens and the other records of the control plane, as storage gives them out."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from attrs import frozen
+
+from .errors import Reason
+from .fleets import Inventory
+from .frames import Command, Progress
+from .ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, TokenId, TraceId, UserName, WorkerId
+from .jobspec import JobSpec
+from .launch_table import AttemptState, JobState, MemberPhase
+
+
+@frozen(kw_only=True)
+class User:
+    username: UserName
+    role: str  # "admin" or "user"
+    disabled: bool = False
+    created_at: datetime
+
+
+@frozen(kw_only=True)
+class ApiToken:
+    id: TokenId
+    username: UserName
+    name: str
+    created_at: datetime
+    last_used_at: datetime | None = None
+
+
+@frozen(kw_only=True)
+class JoinToken:
+    id: TokenId
+    fleet: FleetId
+    created_by: UserName
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None = None
+    used_at: datetime | None = None
+    used_by: NodeId | None = None
+
+
+@frozen(kw_only=True)
+class JoinRequest:
+    """Body of ``POST /api/fleets/{id}/nodes``. ``try`` rises with every retry of one join (P-14)."""
+
+    token: str
+    join_key: str
+    try_: int
+    address: str
+    node_version: str
+    protocol: int
+    inventory: Inventory
+
+
+@frozen(kw_only=True)
+class MemberRecord:
+    """One member of an attempt, as a user sees it."""
+
+    id: MemberId
+    node: NodeId
+    rank: int
+    phase: MemberPhase
+    exit_code: int | None = None
+    oom_killed: bool = False
+    reason_code: str = ""
+    reason_detail: str = ""
+    progress: Progress | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    cleaned: bool = False
+    gpu_uuids: tuple[str, ...] = ()
+    node_silent_since: datetime | None = None  # a hold on a silent Node is shown as such (P-11)
+
+
+@frozen(kw_only=True)
+class AttemptRecord:
+    id: AttemptId
+    number: int
+    state: AttemptState
+    members: tuple[MemberRecord, ...]
+    created_at: datetime
+    running_at: datetime | None = None
+    ended_at: datetime | None = None
+    reason_code: str = ""
+    reason_detail: str = ""
+
+
+@frozen(kw_only=True)
+class Waiting:
+    """Why a queued job waits, truthfully."""
+
+    code: str
+    reasons: tuple[Reason, ...] = ()
+    since: datetime | None = None
+
+
+@frozen(kw_only=True)
+class Job:
+    id: JobId
+    name: str
+    project: str
+    owner: UserName
+    fleet: FleetId
+    spec: JobSpec
+    image: str  # pinned: repository@sha256:…
+    state: JobState
+    trace: TraceId
+    created_at: datetime
+    ended_at: datetime | None = None
+    stop_asked_at: datetime | None = None
+    stop_asked_by: str = ""
+    waiting: Waiting | None = None
+    reason_code: str = ""
+    reason_detail: str = ""
+    attempts: tuple[AttemptRecord, ...] = ()  # filled by get_job; empty in listings
+
+
+@frozen(kw_only=True)
+class TimelineEvent:
+    at: datetime
+    kind: str  # "job.submitted", "attempt.committed", "member.running", …
+    subject: str
+    detail: str = ""
+    sequence: int = 0
+
+
+@frozen(kw_only=True)
+class Page:
+    """Keyset paging: ``cursor`` is opaque, None starts at the newest; ``limit`` is 1 to 500."""
+
+    limit: int = 50
+    cursor: str | None = None
+
+
+# ---------------------------------------------------------------- what the workers and gateways work with
+
+
+@frozen(kw_only=True)
+class NodeIdentity:
+    """Who a Node's credential says it is."""
+
+    node: NodeId
+    fleet: FleetId
+    credential_expires_at: datetime
+
+
+@frozen(kw_only=True)
+class Allocation:
+    """The planner's answer for one member: where, and which cards and ports. Amounts are in the plan."""
+
+    node: NodeId
+    rank: int
+    gpu_uuids: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+
+
+@frozen(kw_only=True)
+class PlacedMember:
+    """A member about to be written: its plan bytes, digest, and holds."""
+
+    member: MemberId
+    node: NodeId
+    rank: int
+    plan: bytes
+    plan_digest: str
+    cpu_millis: int
+    memory_bytes: int
+    gpu_uuids: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+
+
+@frozen(kw_only=True)
+class Claim:
+    """A worker's right to drive one attempt, until its lease ends or another takes over (P-05)."""
+
+    attempt: AttemptId
+    job: JobId
+    worker: WorkerId
+    epoch: int
+
+
+@frozen(kw_only=True)
+class OutgoingCommand:
+    """An unanswered command for a Node whose session this gateway holds."""
+
+    node: NodeId
+    command: Command
+
+
+@frozen(kw_only=True)
+class SessionOpened:
+    node: NodeId
+    epoch: int
+    gateway: GatewayId
+
+
+@frozen(kw_only=True)
+class GatewayAddress:
+    """Where another control-plane process reaches the gateway that holds a Node's session (P-23)."""
+
+    gateway: GatewayId
+    host: str
+    port: int
+
+
+@frozen(kw_only=True)
+class EncryptedIdentity:
+    """A TLS identity as PostgreSQL keeps it: the key is AES-GCM ciphertext under a named key."""
+
+    name: str  # "gateway" or "internal"
+    certificate_pem: str
+    key_ciphertext: bytes
+    version: int
+    key_id: str
+
+

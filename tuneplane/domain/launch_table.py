@@ -1,0 +1,289 @@
+"""The launch protocol, control side: one table for the attempt, one for its members.
+
+Read this page and you know the protocol. An attempt is driven by *looking*, not by remembering: a Launch actor on
+any worker reads the rows as a :class:`LaunchView`, :func:`observe` names the one thing that is true now, and
+:func:`step` says where that leads and what to do. The action is persisted in the same transaction as the new state,
+guarded by the claim epoch and the old state (P-05), so that a crash or a second worker repeats a look, never an act.
+
+    pending --claimed--> preparing --all-prepared--> committed --all-running--> running
+       |                    |                            |                        |
+       +------ stop-asked, overdue, member-failed ------>+-------> stopping <-----+
+                                                                      |
+                        all-ended (evidence for every member) --> ended
+
+Nothing leaves ``stopping`` but evidence: a silent machine proves nothing (R-LCH-03), its hold is shown, not released.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from enum import Enum
+
+from attrs import frozen
+
+from .errors import IllegalTransition
+from .ids import AttemptId, JobId, MemberId, NodeId, TraceId
+from .timings import Timings
+
+
+class AttemptState(str, Enum):
+    PENDING = "pending"  # plans and holds are written; nobody has acted on them
+    PREPARING = "preparing"  # Prepare commands are persisted
+    COMMITTED = "committed"  # the commit is decided, once, and persisted
+    RUNNING = "running"
+    STOPPING = "stopping"  # Stop commands are persisted; waiting for evidence
+    ENDED = "ended"
+
+
+class AttemptEvent(str, Enum):
+    CLAIMED = "claimed"
+    ALL_PREPARED = "all-prepared"
+    ALL_RUNNING = "all-running"
+    ALL_ENDED = "all-ended"
+    MEMBER_FAILED = "member-failed"
+    STOP_ASKED = "stop-asked"
+    PREPARE_OVERDUE = "prepare-overdue"
+    COMMIT_OVERDUE = "commit-overdue"
+    RUNTIME_OVERDUE = "runtime-overdue"
+
+
+class AttemptAction(str, Enum):
+    SEND_PREPARE = "send-prepare"
+    SEND_COMMIT = "send-commit"
+    SEND_STOP = "send-stop"
+    CONCLUDE = "conclude"
+    NOTHING = "nothing"
+
+
+S, E, A = AttemptState, AttemptEvent, AttemptAction
+
+ATTEMPT_TABLE: dict[tuple[AttemptState, AttemptEvent], tuple[AttemptState, AttemptAction]] = {
+    (S.PENDING, E.CLAIMED): (S.PREPARING, A.SEND_PREPARE),
+    (S.PENDING, E.STOP_ASKED): (S.STOPPING, A.SEND_STOP),
+    (S.PREPARING, E.ALL_PREPARED): (S.COMMITTED, A.SEND_COMMIT),
+    (S.PREPARING, E.ALL_ENDED): (S.ENDED, A.CONCLUDE),
+    (S.PREPARING, E.MEMBER_FAILED): (S.STOPPING, A.SEND_STOP),
+    (S.PREPARING, E.STOP_ASKED): (S.STOPPING, A.SEND_STOP),
+    (S.PREPARING, E.PREPARE_OVERDUE): (S.STOPPING, A.SEND_STOP),
+    (S.COMMITTED, E.ALL_RUNNING): (S.RUNNING, A.NOTHING),
+    (S.COMMITTED, E.ALL_ENDED): (S.ENDED, A.CONCLUDE),
+    (S.COMMITTED, E.MEMBER_FAILED): (S.STOPPING, A.SEND_STOP),
+    (S.COMMITTED, E.STOP_ASKED): (S.STOPPING, A.SEND_STOP),
+    (S.COMMITTED, E.COMMIT_OVERDUE): (S.STOPPING, A.SEND_STOP),
+    (S.RUNNING, E.ALL_ENDED): (S.ENDED, A.CONCLUDE),
+    (S.RUNNING, E.MEMBER_FAILED): (S.STOPPING, A.SEND_STOP),
+    (S.RUNNING, E.STOP_ASKED): (S.STOPPING, A.SEND_STOP),
+    (S.RUNNING, E.RUNTIME_OVERDUE): (S.STOPPING, A.SEND_STOP),
+    (S.STOPPING, E.ALL_ENDED): (S.ENDED, A.CONCLUDE),
+}
+
+
+def step(state: AttemptState, event: AttemptEvent) -> tuple[AttemptState, AttemptAction]:
+    """The row of the table, or IllegalTransition."""
+    try:
+        return ATTEMPT_TABLE[state, event]
+    except KeyError:
+        raise IllegalTransition("attempt", state.value, event.value) from None
+
+
+# ---------------------------------------------------------------- members, as the control plane knows them
+
+
+class MemberPhase(str, Enum):
+    PENDING = "pending"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    TERMINATED = "terminated"  # it ran and ended, with evidence (or is `lost`, by proof that it runs no more)
+    ABORTED = "aborted"  # it never ran and never will: a tombstone says so
+    UNKNOWN = "unknown"  # the journal that knew it is gone
+
+
+P = MemberPhase
+ENDED_PHASES = frozenset({P.TERMINATED, P.ABORTED})
+_ALIVE = (P.PREPARING, P.PREPARED, P.STARTING, P.RUNNING, P.STOPPING, P.TERMINATED, P.ABORTED)
+
+# What a Node's observation may turn a member into. A Node may skip phases (reports coalesce) and never goes back.
+MEMBER_TABLE: dict[MemberPhase, tuple[MemberPhase, ...]] = {
+    P.PENDING: _ALIVE,
+    P.PREPARING: _ALIVE,
+    P.PREPARED: (P.PREPARED, P.STARTING, P.RUNNING, P.STOPPING, P.TERMINATED, P.ABORTED),
+    P.STARTING: (P.STARTING, P.RUNNING, P.STOPPING, P.TERMINATED, P.ABORTED),
+    P.RUNNING: (P.RUNNING, P.STOPPING, P.TERMINATED),
+    P.STOPPING: (P.STOPPING, P.TERMINATED, P.ABORTED),
+    P.UNKNOWN: (P.UNKNOWN, *_ALIVE),
+    P.TERMINATED: (P.TERMINATED,),
+    P.ABORTED: (P.ABORTED,),
+}
+
+
+def step_member(phase: MemberPhase, observed: MemberPhase) -> MemberPhase:
+    """The member's phase after an observation of a newer revision, or IllegalTransition."""
+    if observed not in MEMBER_TABLE[phase]:
+        raise IllegalTransition("member", phase.value, observed.value)
+    return observed
+
+
+# ---------------------------------------------------------------- looking
+
+
+@frozen(kw_only=True)
+class MemberView:
+    member: MemberId
+    node: NodeId
+    rank: int
+    phase: MemberPhase
+    exit_code: int | None = None
+    oom_killed: bool = False
+    reason_code: str = ""
+    reason_detail: str = ""
+    ended_at: datetime | None = None
+    hold_expires_at: datetime | None = None  # when a prepared, uncommitted reservation expires on its Node
+
+
+@frozen(kw_only=True)
+class LaunchView:
+    """All that the launch protocol looks at, read in one statement."""
+
+    job: JobId
+    attempt: AttemptId
+    number: int
+    state: AttemptState
+    members: tuple[MemberView, ...]
+    trace: TraceId
+    stop_asked_at: datetime | None = None
+    stop_asked_by: str = ""
+    entered_at: datetime  # when the attempt entered its present state
+    running_at: datetime | None = None
+    max_runtime_seconds: float | None = None
+    cause_code: str = ""  # the first cause, kept when the attempt began to stop
+    cause_detail: str = ""
+
+
+def _succeeded(member: MemberView) -> bool:
+    return member.phase is P.TERMINATED and member.exit_code == 0 and not member.oom_killed and not member.reason_code
+
+
+def observe(view: LaunchView, now: datetime, timings: Timings) -> AttemptEvent | None:
+    """The one event that is true of ``view`` at ``now``, or None when there is nothing to do but wait."""
+    ended = [member for member in view.members if member.phase in ENDED_PHASES]
+    if view.state is S.ENDED:
+        return None
+    if view.stop_asked_at is not None and view.state is not S.STOPPING:
+        return E.STOP_ASKED
+    if view.state is S.PENDING:
+        return E.CLAIMED
+    if len(ended) == len(view.members):
+        return E.ALL_ENDED
+    if view.state is S.STOPPING:
+        return None
+    if any(not _succeeded(member) for member in ended):
+        return E.MEMBER_FAILED
+    return _overdue_or_complete(view, now, timings)
+
+
+def _overdue_or_complete(view: LaunchView, now: datetime, timings: Timings) -> AttemptEvent | None:
+    age = (now - view.entered_at).total_seconds()
+    if view.state is S.PREPARING:
+        if all(member.phase is P.PREPARED for member in view.members):
+            # P-08: a hold that is about to expire is not committed; the Node will report its tombstone
+            return E.ALL_PREPARED if _hold_is_safe(view, now, timings) else E.PREPARE_OVERDUE
+        return E.PREPARE_OVERDUE if age >= timings.prepare_deadline else None
+    if view.state is S.COMMITTED:
+        if all(member.phase is P.RUNNING or _succeeded(member) for member in view.members):
+            return E.ALL_RUNNING
+        return E.COMMIT_OVERDUE if age >= timings.commit_deadline else None
+    if view.max_runtime_seconds is not None and view.running_at is not None:
+        if now - view.running_at >= timedelta(seconds=view.max_runtime_seconds):
+            return E.RUNTIME_OVERDUE
+    return None
+
+
+def _hold_is_safe(view: LaunchView, now: datetime, timings: Timings) -> bool:
+    margin = timedelta(seconds=timings.commit_margin)
+    return all(member.hold_expires_at is None or now + margin < member.hold_expires_at for member in view.members)
+
+
+def next_look(view: LaunchView, now: datetime, timings: Timings) -> float:
+    """Seconds until time alone can make a new event true (never more than the poll interval)."""
+    due = timings.poll
+    if view.state is S.RUNNING and view.max_runtime_seconds is not None and view.running_at is not None:
+        left = (view.running_at - now).total_seconds() + view.max_runtime_seconds
+        due = min(due, max(left, 0.0))
+    return due
+
+
+@frozen
+class Cause:
+    code: str
+    detail: str
+
+
+def cause_of(view: LaunchView, event: AttemptEvent) -> Cause:
+    """Why the attempt begins to stop or ended, in a sentence: the first cause is kept (L-H1)."""
+    if event is E.STOP_ASKED:
+        return Cause("stopped", f"stopped by {view.stop_asked_by or 'a user'}")
+    if event is E.PREPARE_OVERDUE:
+        waiting = ", ".join(f"{m.member} on {m.node} is {m.phase.value}" for m in view.members if m.phase is not P.PREPARED)
+        return Cause("prepare-deadline", f"not all members were prepared in time: {waiting or 'a reservation ran out'}")
+    if event is E.COMMIT_OVERDUE:
+        return Cause("commit-deadline", "not all members started in time after the commit")
+    if event is E.RUNTIME_OVERDUE:
+        return Cause("max-runtime", f"ran longer than max_runtime_seconds ({view.max_runtime_seconds:g})")
+    failed = sorted((m for m in view.members if m.phase in ENDED_PHASES and not _succeeded(m)),
+                    key=lambda m: (m.ended_at is None, m.ended_at, m.rank))
+    return member_cause(failed[0]) if failed else Cause("", "")
+
+
+def member_cause(member: MemberView) -> Cause:
+    """What ended one failed member, for a person."""
+    if member.oom_killed:
+        return Cause("out-of-memory", f"{member.member} was killed: it used more memory than its limit")
+    if member.reason_code:
+        return Cause(member.reason_code, member.reason_detail or member.reason_code)
+    if member.phase is P.ABORTED:
+        return Cause("aborted", f"{member.member} never started")
+    return Cause("exit-code", f"{member.member} ended with exit code {member.exit_code}")
+
+
+class JobState(str, Enum):
+    QUEUED = "queued"
+    PREPARING = "preparing"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+FINAL_JOB_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED})
+
+JOB_STATE_OF_ATTEMPT = {
+    S.PENDING: JobState.PREPARING,
+    S.PREPARING: JobState.PREPARING,
+    S.COMMITTED: JobState.STARTING,
+    S.RUNNING: JobState.RUNNING,
+    S.STOPPING: JobState.STOPPING,
+}
+
+
+@frozen
+class Verdict:
+    """How an attempt ended: the job's final state and the first cause."""
+
+    state: JobState
+    cause: Cause
+
+
+def conclude(view: LaunchView) -> Verdict:
+    """The verdict over an attempt whose members have all ended. Success needs exit 0 of every member, unprompted."""
+    if view.stop_asked_at is not None:
+        return Verdict(JobState.STOPPED, Cause("stopped", f"stopped by {view.stop_asked_by or 'a user'}"))
+    if view.cause_code:
+        return Verdict(JobState.FAILED, Cause(view.cause_code, view.cause_detail))
+    if all(_succeeded(member) for member in view.members):
+        return Verdict(JobState.SUCCEEDED, Cause("", ""))
+    return Verdict(JobState.FAILED, cause_of(view, E.ALL_ENDED))

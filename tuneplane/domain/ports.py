@@ -1,0 +1,262 @@
+"""The storage ports: what ``control`` asks of PostgreSQL. ``storage`` implements them; the simulator's twin will too.
+
+Every method is one unit of work: it commits as a whole or changes nothing, and locks its aggregate rows in id order
+first. Every method may raise StorageUnavailable (the outcome of a write is then unknown, P-09: repeat it, all are
+idempotent by their keys, or re-read). Cancelling a method rolls its work back unless COMMIT was already sent.
+Methods that write rows others wait for also poke (NOTIFY) the matching topic; a poke carries no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from enum import Enum
+from typing import Protocol
+
+from .errors import Reason
+from .fleets import Capability, Fleet, FleetState, Inventory, Node, NodeState, Visibility
+from .frames import Hello, Observation
+from .ids import AttemptId, FleetId, GatewayId, JobId, NodeId, OperationId, TokenId, TraceId, UserName, WorkerId
+from .jobs import (
+    ApiToken,
+    Claim,
+    EncryptedIdentity,
+    GatewayAddress,
+    Job,
+    JoinRequest,
+    JoinToken,
+    NodeIdentity,
+    OutgoingCommand,
+    Page,
+    PlacedMember,
+    SessionOpened,
+    TimelineEvent,
+    User,
+)
+from .jobspec import JobSpec
+from .launch_table import AttemptAction, AttemptState, Cause, JobState, LaunchView, Verdict
+
+
+class Topic(str, Enum):
+    """What a poke is about. The receiver looks again at everything it owns of that topic."""
+
+    JOBS = "jobs"  # a job was submitted, stopped, or capacity came free: the allocator looks
+    ATTEMPTS = "attempts"  # an attempt or member changed: launch consumers look
+    COMMANDS = "commands"  # a command was persisted: gateways look
+    SESSIONS = "sessions"  # a session or credential changed: gateways look
+    CONSOLE = "console"  # anything a person may be watching changed
+
+
+class AccountStore(Protocol):
+    async def create_user(self, username: UserName, role: str, password_hash: str | None, now: datetime) -> User:
+        """Refused(code="exists") when the name is taken."""
+
+    async def get_user(self, username: UserName) -> User | None: ...
+
+    async def password_hash(self, username: UserName) -> str | None: ...
+
+    async def list_users(self, page: Page) -> tuple[list[User], str | None]: ...
+
+    async def count_users(self) -> int: ...
+
+    async def create_api_token(self, token: ApiToken, secret_hash: str) -> None: ...
+
+    async def user_by_token(self, secret_hash: str, now: datetime) -> User | None:
+        """The enabled owner of a live API token."""
+
+    async def list_api_tokens(self, username: UserName) -> list[ApiToken]: ...
+
+    async def revoke_api_token(self, username: UserName, token: TokenId, now: datetime) -> bool: ...
+
+    async def audit(self, actor: UserName, action: str, subject: str, detail: str, forced: bool, now: datetime) -> None: ...
+
+
+class FleetStore(Protocol):
+    async def create_fleet(self, fleet: Fleet) -> None:
+        """Refused(code="exists") when the id is taken."""
+
+    async def get_fleet(self, fleet: FleetId) -> Fleet | None: ...
+
+    async def list_fleets(self, page: Page) -> tuple[list[Fleet], str | None]: ...
+
+    async def update_fleet(
+        self,
+        fleet: FleetId,
+        *,
+        capabilities: tuple[Capability, ...] | None,
+        visibility: Visibility | None,
+        project: str | None,
+        state: FleetState | None,
+        config: dict[str, str] | None,
+    ) -> Fleet:
+        """Change what is given, keep the rest. NotFound."""
+
+    async def delete_fleet(self, fleet: FleetId) -> None:
+        """Refused(code="fleet-in-use") naming what is left: Nodes or attempts that have not ended (R-FLT-06)."""
+
+
+class EnrolmentStore(Protocol):
+    async def mint_join_token(self, token: JoinToken, secret_hash: str) -> None: ...
+
+    async def list_join_tokens(self, fleet: FleetId) -> list[JoinToken]: ...
+
+    async def revoke_join_token(self, fleet: FleetId, token: TokenId, now: datetime) -> bool: ...
+
+    async def join(
+        self,
+        fleet: FleetId,
+        request: JoinRequest,
+        *,
+        node: NodeId,
+        token_hash: str,
+        join_key_hash: str,
+        credential_hash: str,
+        credential_expires_at: datetime,
+        now: datetime,
+    ) -> Node:
+        """Validate the token, consume it and create the Node with its credential, in one transaction (R-ENR-03).
+
+        The same token and join key again, with a higher ``try``, before expiry and before the first session: the same
+        Node, the earlier credential revoked (``node`` is then ignored). Refused with code ``token-unknown`` (also for a
+        token of another Fleet), ``token-expired``, ``token-revoked``, ``token-used``, ``stale-try``, ``not-a-node-fleet``.
+        """
+
+    async def nodes_at_address(self, fleet: FleetId, address: str, besides: NodeId) -> list[NodeId]:
+        """Connected Nodes that answer at ``address`` (R-ENR-07)."""
+
+
+class NodeStore(Protocol):
+    async def get_node(self, node: NodeId, now: datetime) -> Node | None: ...
+
+    async def list_nodes(self, fleet: FleetId | None, page: Page, now: datetime) -> tuple[list[Node], str | None]: ...
+
+    async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node: ...
+
+    async def delete_node(self, node: NodeId, force: bool, now: datetime) -> None:
+        """Refused(code="node-busy", reasons naming the members left) without ``force`` when active or holding anything."""
+
+
+class SessionStore(Protocol):
+    """What gateways need."""
+
+    async def register_gateway(self, gateway: GatewayId, host: str, port: int, now: datetime, lease_until: datetime) -> None: ...
+
+    async def renew_gateway(self, gateway: GatewayId, lease_until: datetime) -> bool:
+        """False when the row is gone (register again)."""
+
+    async def close_gateway(self, gateway: GatewayId, now: datetime) -> None:
+        """Close the gateway's sessions and its lease."""
+
+    async def authenticate(self, secret_hash: str, now: datetime) -> NodeIdentity:
+        """Refused: ``credential-unknown``, ``credential-revoked``, ``credential-expired``, ``node-removed``."""
+
+    async def open_session(self, identity: NodeIdentity, gateway: GatewayId, hello: Hello, now: datetime) -> SessionOpened:
+        """Raise the Node's session epoch and make this session the live one; the former is fenced (R-SES-02).
+
+        A changed journal id, or a sequence lower than last seen, sets a ``journal`` cordon and makes the Node's live
+        members ``unknown`` (P-02).
+        """
+
+    async def close_session(self, node: NodeId, epoch: int, reason: str, now: datetime) -> None: ...
+
+    async def live_epochs(self, gateway: GatewayId) -> dict[NodeId, int]:
+        """The sessions of this gateway that the database still takes for live: others are to be closed (R-CRD-04)."""
+
+    async def record_inventory(self, node: NodeId, epoch: int, inventory: Inventory, digest: str, now: datetime) -> None:
+        """Write a changed inventory, update capacity and grants, lift or set the ``storage`` cordon. Raises Fenced."""
+
+    async def inventory_stale(self, node: NodeId, epoch: int, now: datetime) -> None:
+        """No confirmation for ``inventory_fresh`` seconds: no new work until one arrives."""
+
+    async def observe(self, node: NodeId, epoch: int, observation: Observation, now: datetime) -> bool:
+        """Apply one observation (``step_member``); evidence of an end releases the holds in the same transaction.
+
+        True: stored, or already known (acknowledge it). False: the member is none of ours; report, never kill (P-07).
+        Raises Fenced for an old epoch and IllegalTransition for a step backwards.
+        """
+
+    async def outgoing_commands(self, gateway: GatewayId, limit: int) -> list[OutgoingCommand]:
+        """Unanswered, unwithdrawn commands of this gateway's live sessions not yet sent in their present epoch; stops first."""
+
+    async def mark_sent(self, operation: OperationId, node: NodeId, epoch: int, now: datetime) -> bool:
+        """Persist the send before it happens. False when withdrawn, answered or fenced meanwhile: do not send."""
+
+    async def answer_command(self, operation: OperationId, node: NodeId, epoch: int, accepted: bool, code: str, detail: str, now: datetime) -> None: ...
+
+    async def gateway_of(self, node: NodeId, now: datetime) -> GatewayAddress | None:
+        """The gateway that holds the Node's live session."""
+
+
+class JobStore(Protocol):
+    async def submit(self, job: JobId, spec: JobSpec, *, owner: UserName, fleet: FleetId, image: str, trace: TraceId, idempotency_key: str | None, now: datetime) -> Job:
+        """Write a queued job. The same owner and key again return the first job."""
+
+    async def get_job(self, job: JobId) -> Job | None: ...
+
+    async def list_jobs(self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None) -> tuple[list[Job], str | None]: ...
+
+    async def request_stop(self, job: JobId, by: UserName, now: datetime) -> Job:
+        """Accept a stop, once and for ever, in one transaction (R-LCH-12); idempotent. NotFound.
+
+        A queued job is ``stopped`` at once. Otherwise the attempt moves to ``stopping``; a member whose Prepare was never
+        sent has its Prepare withdrawn and is ``aborted`` with its holds released; every other live member gets a Stop command.
+        """
+
+    async def timeline(self, job: JobId, limit: int) -> list[TimelineEvent]: ...
+
+
+class LaunchStore(Protocol):
+    """What workers need."""
+
+    async def waiting_jobs(self, limit: int) -> list[Job]:
+        """Queued jobs without a live attempt, by priority, then age."""
+
+    async def placement_nodes(self, fleet: FleetId, now: datetime) -> list[Node]:
+        """All Nodes of a Fleet, capacity and free cards included."""
+
+    async def place(self, job: JobId, attempt: AttemptId, number: int, members: Sequence[PlacedMember], now: datetime) -> bool:
+        """Write attempt, plans and holds in one transaction. False when a constraint or a stop says no: look again."""
+
+    async def note_waiting(self, job: JobId, code: str, reasons: Sequence[Reason], now: datetime) -> None:
+        """Keep the reason; writes only when it changed."""
+
+    async def claim_attempts(self, worker: WorkerId, limit: int, now: datetime, lease_until: datetime) -> list[Claim]:
+        """Take attempts that nobody holds or whose lease ran out (SKIP LOCKED); the claim epoch rises."""
+
+    async def renew_claims(self, worker: WorkerId, claims: Sequence[Claim], lease_until: datetime) -> list[Claim]:
+        """The claims that are still ours."""
+
+    async def load_launch(self, claim: Claim) -> LaunchView | None:
+        """None when the claim is no longer ours (drop it) or the attempt has ended."""
+
+    async def advance(
+        self, claim: Claim, view: LaunchView, target: AttemptState, action: AttemptAction, cause: Cause, verdict: Verdict | None, now: datetime
+    ) -> bool:
+        """Persist one step and its commands in one transaction, WHERE claim_epoch and old state still hold (P-05).
+
+        SEND_PREPARE and SEND_COMMIT insert one command a member; SEND_STOP does what request_stop does for the members;
+        CONCLUDE writes the verdict on attempt and job. A repeat changes nothing. False: the world moved, look again.
+        """
+
+    async def forget_ended(self, older_than: datetime, limit: int, now: datetime) -> int:
+        """Persist Forget commands for cleaned members of attempts that ended before ``older_than``."""
+
+
+class IdentityStore(Protocol):
+    async def load_identity(self, name: str) -> EncryptedIdentity | None: ...
+
+    async def publish_identity(self, identity: EncryptedIdentity) -> EncryptedIdentity:
+        """Write unless one exists; answer the one that counts (serialised by an advisory lock, R-TLS-02)."""
+
+
+class PokeStore(Protocol):
+    def open_pokes(self, topics: Sequence[Topic]) -> AbstractAsyncContextManager[AsyncIterator[frozenset[Topic]]]:
+        """Coalesced pokes. Also yields *all* ``topics`` once at the start, after every reconnect, and every poll interval."""
+
+
+class Storage(AccountStore, FleetStore, EnrolmentStore, NodeStore, SessionStore, JobStore, LaunchStore, IdentityStore, PokeStore, Protocol):
+    """All of it, as one object."""
+
+    async def ping(self) -> None:
+        """Raise StorageUnavailable unless PostgreSQL answers and its schema is the one we know."""

@@ -1,0 +1,37 @@
+"""Every duration of the protocol, in seconds, scaled by one value: production 1.0, a real test run 0.05."""
+
+from __future__ import annotations
+
+from attrs import field, frozen, validators
+
+
+@frozen(kw_only=True)
+class Timings:
+    """Protocol durations. ``scaled`` multiplies all of them, so relations between them always hold."""
+
+    heartbeat: float = field(default=7.0, validator=validators.gt(0))  # P-16
+    session_idle: float = 20.0  # P-16: two heartbeats may be lost
+    reconnect_first: float = 0.5
+    reconnect_most: float = 30.0  # L-B15: capped back-off
+    inventory_confirm: float = 15.0  # a third of inventory_fresh: two may be lost
+    inventory_fresh: float = 45.0  # R-PLC-04
+    gateway_lease: float = 15.0
+    gateway_renew: float = 5.0  # a third of the lease
+    claim_lease: float = 15.0
+    claim_renew: float = 5.0
+    poll: float = 2.0  # NOTIFY is only a poke; polling finds what a lost poke hid
+    prepare_deadline: float = 600.0  # R-LCH-10: members that cannot prepare by then abort all
+    hold: float = 900.0  # P-08: an uncommitted reservation expires by itself; > prepare_deadline + commit_margin
+    commit_margin: float = 10.0  # P-08: no commit is decided this close to expiry of a hold
+    commit_deadline: float = 120.0  # P-10: a committed member that does not run by then stops the gang
+    engine_call: float = 60.0  # one call to the container engine
+    stop_overhead: float = 10.0
+    forget_after: float = 7 * 86400.0  # logs and tombstones stay a week on the Node
+    shutdown_grace: float = 5.0
+
+    def scaled(self, factor: float) -> Timings:
+        """All durations times ``factor`` (> 0)."""
+        return Timings(**{name: getattr(self, name) * factor for name in self.__slots__ if not name.startswith("__")})
+
+
+PRODUCTION = Timings()
