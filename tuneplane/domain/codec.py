@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from enum import Enum
+from functools import partial
+from operator import is_
 from typing import Any, TypeVar
 
 import attrs
 from cattrs import Converter
-from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError, IterableValidationError
-from cattrs.errors import AttributeValidationNote, IterableValidationNote
+from cattrs.errors import (
+    AttributeValidationNote,
+    BaseValidationError,
+    ForbiddenExtraKeysError,
+    IterableValidationError,
+    IterableValidationNote,
+)
 from cattrs.gen import make_dict_structure_fn
 
 from .errors import InvalidInput
@@ -95,9 +102,9 @@ def _make_converter() -> Converter:
     converter.register_structure_hook_factory(attrs.has, structure_attrs)
     exact = {str: _exactly(str, "a string"), bool: _exactly(bool, "true or false"), int: _structure_int, float: _structure_float}
     for kind, hook in exact.items():  # by identity: a hook for ``str`` itself would also catch our str-valued enums
-        converter.register_structure_hook_func(lambda wanted, kind=kind: wanted is kind, hook)
+        converter.register_structure_hook_func(partial(is_, kind), hook)
     converter.register_structure_hook(datetime, _structure_datetime)
-    converter.register_unstructure_hook(datetime, lambda value: value.astimezone(timezone.utc).isoformat().replace("+00:00", "Z"))
+    converter.register_unstructure_hook(datetime, lambda value: value.astimezone(UTC).isoformat().replace("+00:00", "Z"))
     converter.register_structure_hook_func(_is_enum, _structure_enum)
     converter.register_unstructure_hook_func(_is_enum, lambda value: value.value)
     return converter
@@ -138,11 +145,11 @@ def _structure_datetime(data: object, _: type) -> datetime:
         return data
     if isinstance(data, str):
         try:
-            moment = datetime.fromisoformat(data)
+            moment: datetime | None = datetime.fromisoformat(data)
         except ValueError:
-            moment = None  # type: ignore[assignment]
+            moment = None
         if moment is not None and moment.tzinfo is not None:
-            return moment.astimezone(timezone.utc)
+            return moment.astimezone(UTC)
     raise InvalidInput("", "must be an RFC 3339 time with a zone, such as 2026-11-30T12:00:00Z")
 
 

@@ -46,10 +46,19 @@ DEFAULT_DELIVERY = {  # R-FLT-02
     FleetKind.KUBERNETES: Delivery.OBJECT_PULL,
 }
 
-FLEET_CONFIG_KEYS = frozenset({  # the keys that a setting reads (R-FLT-10); others are kept and warned about (R-FLT-03)
-    "slurm_rest_url", "slurm_partition", "slurm_user", "kubernetes_api_url", "kubernetes_namespace",
-    "kuberay_namespace", "storage_root", "serving_port_range", "gang_deadline_seconds",
-})
+FLEET_CONFIG_KEYS = frozenset(
+    {  # the keys that a setting reads (R-FLT-10); others are kept and warned about (R-FLT-03)
+        "slurm_rest_url",
+        "slurm_partition",
+        "slurm_user",
+        "kubernetes_api_url",
+        "kubernetes_namespace",
+        "kuberay_namespace",
+        "storage_root",
+        "serving_port_range",
+        "gang_deadline_seconds",
+    }
+)
 
 
 @frozen(kw_only=True)

@@ -216,5 +216,3 @@ class EncryptedIdentity:
     key_ciphertext: bytes
     version: int
     key_id: str
-
-

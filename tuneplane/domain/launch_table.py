@@ -232,8 +232,9 @@ def cause_of(view: LaunchView, event: AttemptEvent) -> Cause:
         return Cause("commit-deadline", "not all members started in time after the commit")
     if event is E.RUNTIME_OVERDUE:
         return Cause("max-runtime", f"ran longer than max_runtime_seconds ({view.max_runtime_seconds:g})")
-    failed = sorted((m for m in view.members if m.phase in ENDED_PHASES and not _succeeded(m)),
-                    key=lambda m: (m.ended_at is None, m.ended_at, m.rank))
+    failed = sorted(
+        (m for m in view.members if m.phase in ENDED_PHASES and not _succeeded(m)), key=lambda m: (m.ended_at is None, m.ended_at, m.rank)
+    )
     return member_cause(failed[0]) if failed else Cause("", "")
 
 

@@ -88,5 +88,9 @@ def _shortfall(spec: JobSpec, node: Node, *, free: bool) -> Reason | None:
     for name, need, have in amounts:
         if need > have:
             unit = {"cpus": "thousandths of a CPU", "memory": "bytes of memory", "gpus": "GPUs"}[name]
-            return Reason(f"insufficient-{name}", f"Node {node.id} has {max(have, 0)} {unit} {'free' if free else 'in all'}, the job needs {need}", node.id)
+            return Reason(
+                f"insufficient-{name}",
+                f"Node {node.id} has {max(have, 0)} {unit} {'free' if free else 'in all'}, the job needs {need}",
+                node.id,
+            )
     return None

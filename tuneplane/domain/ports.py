@@ -182,19 +182,34 @@ class SessionStore(Protocol):
     async def mark_sent(self, operation: OperationId, node: NodeId, epoch: int, now: datetime) -> bool:
         """Persist the send before it happens. False when withdrawn, answered or fenced meanwhile: do not send."""
 
-    async def answer_command(self, operation: OperationId, node: NodeId, epoch: int, accepted: bool, code: str, detail: str, now: datetime) -> None: ...
+    async def answer_command(
+        self, operation: OperationId, node: NodeId, epoch: int, accepted: bool, code: str, detail: str, now: datetime
+    ) -> None: ...
 
     async def gateway_of(self, node: NodeId, now: datetime) -> GatewayAddress | None:
         """The gateway that holds the Node's live session."""
 
 
 class JobStore(Protocol):
-    async def submit(self, job: JobId, spec: JobSpec, *, owner: UserName, fleet: FleetId, image: str, trace: TraceId, idempotency_key: str | None, now: datetime) -> Job:
+    async def submit(
+        self,
+        job: JobId,
+        spec: JobSpec,
+        *,
+        owner: UserName,
+        fleet: FleetId,
+        image: str,
+        trace: TraceId,
+        idempotency_key: str | None,
+        now: datetime,
+    ) -> Job:
         """Write a queued job. The same owner and key again return the first job."""
 
     async def get_job(self, job: JobId) -> Job | None: ...
 
-    async def list_jobs(self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None) -> tuple[list[Job], str | None]: ...
+    async def list_jobs(
+        self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None
+    ) -> tuple[list[Job], str | None]: ...
 
     async def request_stop(self, job: JobId, by: UserName, now: datetime) -> Job:
         """Accept a stop, once and for ever, in one transaction (R-LCH-12); idempotent. NotFound.
@@ -231,7 +246,14 @@ class LaunchStore(Protocol):
         """None when the claim is no longer ours (drop it) or the attempt has ended."""
 
     async def advance(
-        self, claim: Claim, view: LaunchView, target: AttemptState, action: AttemptAction, cause: Cause, verdict: Verdict | None, now: datetime
+        self,
+        claim: Claim,
+        view: LaunchView,
+        target: AttemptState,
+        action: AttemptAction,
+        cause: Cause,
+        verdict: Verdict | None,
+        now: datetime,
     ) -> bool:
         """Persist one step and its commands in one transaction, WHERE claim_epoch and old state still hold (P-05).
 

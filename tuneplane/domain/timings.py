@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import field, frozen, validators
+from attrs import asdict, field, frozen, validators
 
 
 @frozen(kw_only=True)
@@ -31,7 +31,7 @@ class Timings:
 
     def scaled(self, factor: float) -> Timings:
         """All durations times ``factor`` (> 0)."""
-        return Timings(**{name: getattr(self, name) * factor for name in self.__slots__ if not name.startswith("__")})
+        return Timings(**{name: value * factor for name, value in asdict(self).items()})
 
 
 PRODUCTION = Timings()
