@@ -24,7 +24,7 @@ from cattrs.errors import (
     IterableValidationError,
     IterableValidationNote,
 )
-from cattrs.gen import make_dict_structure_fn
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from .errors import InvalidInput
 
@@ -87,7 +87,7 @@ def _make_converter() -> Converter:
     converter = Converter(forbid_extra_keys=True, detailed_validation=True)
 
     def structured(kind: type) -> Any:
-        return make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True)
+        return make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True, **_renames(kind))
 
     def structure_attrs(kind: type) -> Any:
         inner = structured(kind)
@@ -100,6 +100,7 @@ def _make_converter() -> Converter:
         return checked
 
     converter.register_structure_hook_factory(attrs.has, structure_attrs)
+    converter.register_unstructure_hook_factory(attrs.has, lambda kind: make_dict_unstructure_fn(kind, converter, **_renames(kind)))
     exact = {str: _exactly(str, "a string"), bool: _exactly(bool, "true or false"), int: _structure_int, float: _structure_float}
     for kind, hook in exact.items():  # by identity: a hook for ``str`` itself would also catch our str-valued enums
         converter.register_structure_hook_func(partial(is_, kind), hook)
@@ -108,6 +109,16 @@ def _make_converter() -> Converter:
     converter.register_structure_hook_func(_is_enum, _structure_enum)
     converter.register_unstructure_hook_func(_is_enum, lambda value: value.value)
     return converter
+
+
+def wire_name(name: str) -> str:
+    """The JSON name of an attrs field: ``try_`` is ``try`` (a Python keyword takes a trailing underscore)."""
+    return name.rstrip("_")
+
+
+def _renames(kind: type) -> dict[str, Any]:
+    fields = attrs.fields(kind)
+    return {f.name: override(rename=wire_name(f.name)) for f in fields if wire_name(f.name) != f.name}
 
 
 def _is_enum(kind: Any) -> bool:

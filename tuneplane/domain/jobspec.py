@@ -247,6 +247,7 @@ def check_supported(body: JobBody) -> None:
         "spec.orchestrator": body.orchestrator is Orchestrator.RAY,
         "spec.retries": body.retries > 0,
         "spec.resources.network": body.resources.network is not None,
+        "spec.resources.pools[0].series": any(pool.series is not None for pool in body.resources.pools),  # needs R-ENR-06
     }
     for at, present in unsupported.items():
         if present:

@@ -207,9 +207,13 @@ class JobStore(Protocol):
 
     async def get_job(self, job: JobId) -> Job | None: ...
 
+    async def find_submission(self, owner: UserName, idempotency_key: str) -> Job | None:
+        """The job that ``owner`` submitted under the key: a repeat is answered before it is judged again."""
+
     async def list_jobs(
-        self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None
-    ) -> tuple[list[Job], str | None]: ...
+        self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None, owner: UserName | None = None
+    ) -> tuple[list[Job], str | None]:
+        """Newest first; of one owner when given."""
 
     async def request_stop(self, job: JobId, by: UserName, now: datetime) -> Job:
         """Accept a stop, once and for ever, in one transaction (R-LCH-12); idempotent. NotFound.
