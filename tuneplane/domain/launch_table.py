@@ -7,7 +7,7 @@ guarded by the claim epoch and the old state (P-05), so that a crash or a second
 
     pending --claimed--> preparing --all-prepared--> committed --all-running--> running
        |                    |                            |                        |
-       +------ stop-asked, overdue, member-failed ------>+-------> stopping <-----+
+       +--- stop-asked, overdue, member-failed, -unknown ->+-----> stopping <-----+
                                                                       |
                         all-ended (evidence for every member) --> ended
 
@@ -41,6 +41,7 @@ class AttemptEvent(str, Enum):
     ALL_RUNNING = "all-running"
     ALL_ENDED = "all-ended"
     MEMBER_FAILED = "member-failed"
+    MEMBER_UNKNOWN = "member-unknown"  # P-02: the journal that knew it is gone; only a Stop's tombstone settles it
     STOP_ASKED = "stop-asked"
     PREPARE_OVERDUE = "prepare-overdue"
     COMMIT_OVERDUE = "commit-overdue"
@@ -63,15 +64,18 @@ ATTEMPT_TABLE: dict[tuple[AttemptState, AttemptEvent], tuple[AttemptState, Attem
     (S.PREPARING, E.ALL_PREPARED): (S.COMMITTED, A.SEND_COMMIT),
     (S.PREPARING, E.ALL_ENDED): (S.ENDED, A.CONCLUDE),
     (S.PREPARING, E.MEMBER_FAILED): (S.STOPPING, A.SEND_STOP),
+    (S.PREPARING, E.MEMBER_UNKNOWN): (S.STOPPING, A.SEND_STOP),
     (S.PREPARING, E.STOP_ASKED): (S.STOPPING, A.SEND_STOP),
     (S.PREPARING, E.PREPARE_OVERDUE): (S.STOPPING, A.SEND_STOP),
     (S.COMMITTED, E.ALL_RUNNING): (S.RUNNING, A.NOTHING),
     (S.COMMITTED, E.ALL_ENDED): (S.ENDED, A.CONCLUDE),
     (S.COMMITTED, E.MEMBER_FAILED): (S.STOPPING, A.SEND_STOP),
+    (S.COMMITTED, E.MEMBER_UNKNOWN): (S.STOPPING, A.SEND_STOP),
     (S.COMMITTED, E.STOP_ASKED): (S.STOPPING, A.SEND_STOP),
     (S.COMMITTED, E.COMMIT_OVERDUE): (S.STOPPING, A.SEND_STOP),
     (S.RUNNING, E.ALL_ENDED): (S.ENDED, A.CONCLUDE),
     (S.RUNNING, E.MEMBER_FAILED): (S.STOPPING, A.SEND_STOP),
+    (S.RUNNING, E.MEMBER_UNKNOWN): (S.STOPPING, A.SEND_STOP),
     (S.RUNNING, E.STOP_ASKED): (S.STOPPING, A.SEND_STOP),
     (S.RUNNING, E.RUNTIME_OVERDUE): (S.STOPPING, A.SEND_STOP),
     (S.STOPPING, E.ALL_ENDED): (S.ENDED, A.CONCLUDE),
@@ -181,6 +185,8 @@ def observe(view: LaunchView, now: datetime, timings: Timings) -> AttemptEvent |
         return None
     if any(not _succeeded(member) for member in ended):
         return E.MEMBER_FAILED
+    if any(member.phase is P.UNKNOWN for member in view.members):
+        return E.MEMBER_UNKNOWN
     return _overdue_or_complete(view, now, timings)
 
 
@@ -232,6 +238,9 @@ def cause_of(view: LaunchView, event: AttemptEvent) -> Cause:
         return Cause("commit-deadline", "not all members started in time after the commit")
     if event is E.RUNTIME_OVERDUE:
         return Cause("max-runtime", f"ran longer than max_runtime_seconds ({view.max_runtime_seconds:g})")
+    if event is E.MEMBER_UNKNOWN:
+        unknown = ", ".join(f"{m.member} on {m.node}" for m in view.members if m.phase is P.UNKNOWN)
+        return Cause("member-unknown", f"the journal that knew {unknown} is gone: it is stopped, whatever it was doing")
     failed = sorted(
         (m for m in view.members if m.phase in ENDED_PHASES and not _succeeded(m)), key=lambda m: (m.ended_at is None, m.ended_at, m.rank)
     )
