@@ -11,9 +11,7 @@ import hashlib
 import json
 from datetime import UTC, datetime
 from enum import Enum
-from functools import partial
-from operator import is_
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import attrs
 from cattrs import Converter
@@ -36,9 +34,7 @@ def decode(kind: type[T], data: object, at: str = "") -> T:
     try:
         return _converter.structure(data, kind)
     except InvalidInput as error:
-        if at and not error.field.startswith(at):
-            raise InvalidInput(_join(at, error.field), error.rule) from None
-        raise
+        raise InvalidInput(_join(at, error.field) or "body", error.rule) from None
     except Exception as error:  # cattrs raises whatever a constructor raises; all of it means bad input
         path, rule = _first_fault(error, at)
         raise InvalidInput(path or "body", rule) from None
@@ -68,7 +64,7 @@ def _first_fault(error: BaseException, path: str) -> tuple[str, str]:
         inner = error.exceptions[0]
         for note in getattr(inner, "__notes__", ()):
             if isinstance(note, AttributeValidationNote):
-                return _first_fault(inner, _join(path, note.name))
+                return _first_fault(inner, path if isinstance(inner, KeyError) else _join(path, wire_name(note.name)))
             if isinstance(note, IterableValidationNote):
                 return _first_fault(inner, f"{path}[{note.index}]")
         return _first_fault(inner, path)
@@ -80,7 +76,8 @@ def _first_fault(error: BaseException, path: str) -> tuple[str, str]:
 
 
 def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path and name else path or name
+    between = "" if name.startswith("[") else "."
+    return f"{path}{between}{name}" if path and name else path or name
 
 
 def _make_converter() -> Converter:
@@ -102,8 +99,10 @@ def _make_converter() -> Converter:
     converter.register_structure_hook_factory(attrs.has, structure_attrs)
     converter.register_unstructure_hook_factory(attrs.has, lambda kind: make_dict_unstructure_fn(kind, converter, **_renames(kind)))
     exact = {str: _exactly(str, "a string"), bool: _exactly(bool, "true or false"), int: _structure_int, float: _structure_float}
-    for kind, hook in exact.items():  # by identity: a hook for ``str`` itself would also catch our str-valued enums
-        converter.register_structure_hook_func(partial(is_, kind), hook)
+    for kind, hook in exact.items():
+        converter.register_structure_hook(kind, _or_enum(hook))
+    converter.register_structure_hook_factory(_is_sequence, lambda kind: _structure_sequence(converter, kind))
+    converter.register_structure_hook_factory(_is_mapping, lambda kind: _structure_mapping(converter, kind))
     converter.register_structure_hook(datetime, _structure_datetime)
     converter.register_unstructure_hook(datetime, lambda value: value.astimezone(UTC).isoformat().replace("+00:00", "Z"))
     converter.register_structure_hook_func(_is_enum, _structure_enum)
@@ -126,8 +125,53 @@ def _is_enum(kind: Any) -> bool:
 
 
 def _json_name(data: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
     return names.get(type(data), "null" if data is None else type(data).__name__)
+
+
+def _or_enum(hook: Any) -> Any:
+    """cattrs hands a hook for ``str`` our str-valued enums too, because they are subclasses."""
+    return lambda data, kind: _structure_enum(data, kind) if _is_enum(kind) else hook(data, kind)
+
+
+def _is_sequence(kind: Any) -> bool:
+    return get_origin(kind) in (tuple, list)
+
+
+def _is_mapping(kind: Any) -> bool:
+    return get_origin(kind) is dict
+
+
+def _structure_sequence(converter: Converter, kind: Any) -> Any:
+    """A JSON array, never a string: ``tuple[X, ...]`` or ``list[X]`` of one kind of item."""
+    of, make = get_args(kind)[0], get_origin(kind)
+    inner = converter.get_structure_hook(of)
+
+    def structure(data: object, _: type) -> object:
+        if not isinstance(data, (list, tuple)):
+            raise InvalidInput("", f"must be an array, not {_json_name(data)}")
+        return make(_at(f"[{number}]", inner, item, of) for number, item in enumerate(data))
+
+    return structure
+
+
+def _structure_mapping(converter: Converter, kind: Any) -> Any:
+    of = get_args(kind)[1]
+    inner = converter.get_structure_hook(of)
+
+    def structure(data: object, _: type) -> object:
+        if not isinstance(data, dict):
+            raise InvalidInput("", f"must be an object, not {_json_name(data)}")
+        return {str(key): _at(str(key), inner, item, of) for key, item in data.items()}
+
+    return structure
+
+
+def _at(place: str, hook: Any, data: object, kind: Any) -> Any:
+    try:
+        return hook(data, kind)
+    except Exception as error:
+        raise InvalidInput(*_first_fault(error, place)) from None
 
 
 def _exactly(kind: type, name: str) -> Any:
