@@ -20,7 +20,7 @@ JournalId = NewType("JournalId", str)
 TraceId = NewType("TraceId", str)
 
 ID_ENTROPY_BYTES = 10  # 80 bits: no collision in the life of a fleet, still short enough to read aloud
-SLUG = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$")  # a DNS label: also fits host names and label values
+SLUG = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")  # a DNS label: also fits host names and label values
 
 
 def spell_id(prefix: str, entropy: bytes) -> str:

@@ -18,9 +18,9 @@ MAX_GANG = 8  # R-LCH-08
 MAX_GRACE_SECONDS = 3600.0
 MAX_RUNTIME_SECONDS = 366 * 86400.0
 SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGKILL"})
-ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-IMAGE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}$")
-EXACT_RAY = re.compile(r"^\d+\.\d+\.\d+$")
+ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*\Z")
+IMAGE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}\Z")
+EXACT_RAY = re.compile(r"^\d+\.\d+\.\d+\Z")
 
 
 class WorkKind(str, Enum):
@@ -220,7 +220,7 @@ def _check_network(network: Network | None) -> None:
         raise InvalidInput("spec.resources.network.transport", "only tcp: no back end has a certified RDMA profile")
     if network.isolation != "fleet":
         raise InvalidInput("spec.resources.network.isolation", "only fleet: no back end enforces per-job isolation")
-    if network.interface is not None and not re.match(r"^[A-Za-z0-9_.@-]{1,15}$", network.interface):
+    if network.interface is not None and not re.match(r"^[A-Za-z0-9_.@-]{1,15}\Z", network.interface):
         raise InvalidInput("spec.resources.network.interface", "is not an interface name such as bond0")
 
 
