@@ -1,0 +1,129 @@
+"""Rules of the house that a reader would otherwise have to remember, each with its reason."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tuneplane.domain.faultpoint import FAULT_POINTS
+
+from .source import GENERATED, PACKAGE, ROOT, modules, room, tracked_files, tree
+
+MOST_LINES = 500
+TEXT = {".py", ".md", ".toml", ".sql", ".proto", ".html", ".css", ".js", ".yaml", ".yml", ".sh", ".cfg", ""}
+PROCESSES = ("api", "gateway", "worker", "node", "control", "app")
+
+
+def _calls(path: Path) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call))
+
+
+def _callee(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _at(path: Path, node: ast.AST) -> str:
+    return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+
+
+def test_python_files_end_before_five_hundred_lines() -> None:
+    """A room that a newcomer cannot read in one sitting wants a second file."""
+    files = [path for path in tracked_files() if path.suffix == ".py" and GENERATED not in path.parents]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert not {name: lines for name, lines in lengths.items() if lines > MOST_LINES}
+
+
+def test_channels_are_bounded() -> None:
+    """An unbounded buffer hides a slow consumer until memory ends: name a capacity and its reason."""
+    broken = []
+    for path in modules():
+        for call in _calls(path):
+            text = ast.unparse(call)
+            if _callee(call) in ("open_memory_channel", "Queue", "SimpleQueue", "LifoQueue", "PriorityQueue"):
+                if "inf" in text or not (call.args or call.keywords) or (re.search(r"\((0|maxsize=0)\)$", text) and "channel" not in text):
+                    broken.append(f"{_at(path, call)} {text}")
+            if _callee(call) == "deque" and path.parent.name in ("actors", "wire") and len(call.args) + len(call.keywords) == 0:
+                continue  # a deque is bounded where it is appended to: the mailbox and the lanes test their own limits
+    assert not broken
+
+
+def test_nurseries_are_attributes_only_in_actors_and_app() -> None:
+    """A nursery kept on an object is a task without an owner (style, traps): start tasks through Context or a scope."""
+    broken = []
+    for path in modules():
+        if path.parent == PACKAGE or room(path) in ("actors", "app"):
+            continue
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                broken += [_at(path, field) for field in node.body if isinstance(field, ast.AnnAssign) and "Nursery" in ast.unparse(field)]
+            if isinstance(node, (ast.Assign, ast.AnnAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                held = [target for target in targets if isinstance(target, ast.Attribute)]
+                if held and node.value is not None and "nursery" in ast.unparse(node.value).lower():
+                    broken.append(_at(path, node))
+    assert not broken
+
+
+def test_nothing_asks_quart_for_its_nursery() -> None:
+    """quart-trio's app.nursery outlives requests and has no supervisor: start a child of an actor instead."""
+    pattern = re.compile(r"\b(app|current_app)\.nursery\b|add_background_task")
+    assert not [path for path in modules() if pattern.search(path.read_text(encoding="utf-8"))]
+
+
+def test_no_bare_or_base_exception_handler_swallows() -> None:
+    """``except:`` and ``except BaseException`` without a raise swallow Cancelled: catch what you mean."""
+    broken = []
+    for path in modules():
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            caught = "BaseException" if node.type is None else ast.unparse(node.type)
+            if caught in ("BaseException", "trio.Cancelled") and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node)):
+                broken.append(_at(path, node))
+    assert not broken
+
+
+def _fault_points_used() -> dict[str, str]:
+    used: dict[str, str] = {}
+    for path in modules():
+        for call in _calls(path):
+            if _callee(call) == "fault_point" and path.name != "faultpoint.py":
+                names = [node.value for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)] if call.args else []
+                assert names, f"{_at(path, call)}: a fault point's name is a literal, so that the generated test can list it"
+                used |= {str(name): _at(path, call) for name in names}
+    return used
+
+
+def test_fault_points_in_code_are_registered() -> None:
+    """House, Proof: every durable write and external effect passes a *named* fault point."""
+    missing = {name: where for name, where in _fault_points_used().items() if name not in FAULT_POINTS}
+    assert not missing, "add them to domain.faultpoint.FAULT_POINTS"
+
+
+def test_registered_fault_points_are_in_code() -> None:
+    assert not set(FAULT_POINTS) - set(_fault_points_used()), "registered, and nothing passes them"
+
+
+@pytest.mark.parametrize("name", sorted(FAULT_POINTS))
+def test_fault_point_names_its_process_and_effect(name: str) -> None:
+    process, colon, effect = FAULT_POINTS[name].partition(": ")
+    assert colon, "write it as 'process: what is made durable or done'"
+    assert effect
+    assert process in PROCESSES
+
+
+def test_tree_names_no_path_of_this_checkout() -> None:
+    """What works only on the machine where it was written does not work."""
+    own = f"{ROOT}/"
+    files = [path for path in tracked_files() if path.suffix in TEXT]
+    assert not [str(path) for path in files if own in path.read_text(encoding="utf-8", errors="replace")]
+
+
+def test_packages_say_what_lives_in_them() -> None:
+    """Habit 1: a package's docstring lists its long-lived tasks, their owners and queue sizes."""
+    bare = [path for path in modules() if path.name == "__init__.py" and not ast.get_docstring(tree(path))]
+    assert not bare

@@ -1,0 +1,292 @@
+"""``tuneplane login | fleets | nodes | submit | jobs | logs | stop``: thin over the HTTP API.
+
+Tables for people, ``--json`` for programs (one document on standard output; messages go to standard error).
+Exit status: 0 done, 1 failed, 2 wrong usage or refused. A refusal prints its sentence and every reason.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import yaml
+from rich.console import Console
+
+from tuneplane.domain.errors import TuneplaneError
+
+from . import tables
+from .client import ApiClient, ApiRefused, ClientError, Credentials, check_url, credentials_path, read_credentials, write_credentials
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FINAL = frozenset({"succeeded", "failed", "stopped"})
+LOOK_SECONDS = 0.5  # between looks at a job that somebody waits for
+RETRY_SECONDS = 1.0  # between tries to take a broken log stream up again
+MOST_RETRIES = 30  # half a minute of an unreachable console, then we say so
+MAX_SPEC_BYTES = 1 << 20  # the API refuses more
+
+
+def failing_politely(command: F) -> F:
+    """Turn our errors into a sentence and the promised exit status."""
+
+    @functools.wraps(command)
+    def guarded(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except ApiRefused as error:
+            click.echo(f"refused: {error}" + (f" ({error.field})" if error.field and error.field not in str(error) else ""), err=True)
+            for reason in error.reasons:
+                click.echo(f"  - {reason.detail}", err=True)
+            sys.exit(2)
+        except TuneplaneError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(1)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has what it wanted
+            sys.exit(0)
+
+    return guarded  # type: ignore[return-value]
+
+
+def open_client() -> ApiClient:
+    return ApiClient(read_credentials(os.environ))
+
+
+def show(as_json: bool, data: Any, render: Callable[[Console], None]) -> None:
+    """``data`` as JSON, or what ``render`` prints."""
+    if as_json:
+        click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    else:
+        render(Console(soft_wrap=not sys.stdout.isatty()))
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+
+
+@click.command()
+@click.argument("url")
+@click.option("--ca", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="PEM file of the console's private CA.")
+@click.option("--username", help="Log in with a password and make an API token, instead of giving a token.")
+@click.option("--token-file", type=click.File(), help="Read the API token from this file ('-': standard input).")
+@json_option
+@failing_politely
+def login(url: str, ca: Path | None, username: str | None, token_file: Any, as_json: bool) -> None:
+    """Remember how to reach the console at URL, after trying it. The token is asked for, never an argument."""
+    ca_pem = ca.read_text() if ca else ""
+    if username:
+        token = _token_by_password(url, ca_pem, username)
+    elif token_file:
+        token = token_file.read().strip()
+    else:
+        token = os.environ.get("TUNEPLANE_TOKEN") or click.prompt("API token", hide_input=True, err=True)
+    credentials = Credentials(url=check_url(url), token=token, ca_pem=ca_pem)
+    with ApiClient(credentials) as client:
+        who = client.get("/api/whoami")
+    path = credentials_path(os.environ)
+    write_credentials(credentials, path)
+    show(as_json, who, lambda out: out.print(f"logged in to {url} as {who['username']} ({who['role']})", highlight=False))
+
+
+def _token_by_password(url: str, ca_pem: str, username: str) -> str:
+    """Log in once with the password and mint an API token for this machine's command line."""
+    password = click.prompt("Password", hide_input=True, err=True)
+    with ApiClient(Credentials(url=check_url(url), token="", ca_pem=ca_pem)) as client:
+        client.log_in(username, password)
+        return str(client.post("/api/tokens", {"name": f"cli on {os.uname().nodename}"})["token"])
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@click.pass_context
+@failing_politely
+def fleets(context: click.Context, as_json: bool) -> None:
+    """List the Fleets you may see."""
+    if context.invoked_subcommand is None:
+        with open_client() as client:
+            items = client.list_all("/api/fleets")
+        show(as_json, items, lambda out: out.print(tables.fleets_table(items)))
+
+
+@fleets.command("create")
+@click.argument("name")
+@click.option("--kind", type=click.Choice(["node", "kubernetes", "slurm"]), default="node", show_default=True)
+@click.option("--capability", "capabilities", multiple=True, default=("train",), show_default=True)
+@json_option
+@failing_politely
+def create_fleet(name: str, kind: str, capabilities: tuple[str, ...], as_json: bool) -> None:
+    """Create a Fleet (administrators)."""
+    with open_client() as client:
+        fleet = client.post("/api/fleets", {"id": name, "kind": kind, "capabilities": list(capabilities)})
+    for warning in fleet.get("warnings", []):
+        click.echo(f"warning: {warning}", err=True)
+    show(as_json, fleet, lambda out: out.print(tables.fleets_table([fleet])))
+
+
+@fleets.command("join-token")
+@click.argument("name")
+@json_option
+@failing_politely
+def join_token(name: str, as_json: bool) -> None:
+    """Mint a Join Token: single use, 24 hours (administrators). Prints the one line to paste on the machine."""
+    with open_client() as client:
+        minted = client.post(f"/api/fleets/{name}/join-tokens")
+    show(as_json, minted, lambda out: click.echo(minted["command"]))
+
+
+@click.command()
+@click.option("--fleet", help="Only the Nodes of this Fleet.")
+@json_option
+@failing_politely
+def nodes(fleet: str | None, as_json: bool) -> None:
+    """List Nodes: control connection, scheduling state, capacity, and why one is not ready."""
+    with open_client() as client:
+        names = [fleet] if fleet else [item["id"] for item in client.list_all("/api/fleets") if item["kind"] == "node"]
+        items = [node for name in names for node in client.list_all(f"/api/fleets/{name}/nodes")]
+    show(as_json, items, lambda out: out.print(tables.nodes_table(items)))
+
+
+@click.command()
+@click.argument("spec", type=click.File("rb"))
+@click.option("--wait", is_flag=True, help="Stay until the job has ended; exit status 1 unless it succeeded.")
+@json_option
+@failing_politely
+def submit(spec: Any, wait: bool, as_json: bool) -> None:
+    """Submit the JobSpec in the YAML or JSON file SPEC ('-': standard input)."""
+    body = _read_spec(spec.read(MAX_SPEC_BYTES + 1))
+    with open_client() as client:
+        job = client.post("/api/jobs", body, idempotency_key=str(uuid.uuid4()))
+        if not as_json:
+            click.echo(f"{job['id']} was admitted to Fleet {job['fleet']}", err=wait)
+        if wait:
+            job = wait_for_job(client, job["id"], lambda text: click.echo(text, err=True))
+    if as_json or wait:
+        show(as_json, job, lambda out: tables.job_details(job, out))
+    if wait and job["state"] != "succeeded":
+        sys.exit(1)
+
+
+def _read_spec(data: bytes) -> Any:
+    if len(data) > MAX_SPEC_BYTES:
+        raise click.UsageError(f"the spec is larger than {MAX_SPEC_BYTES} bytes")
+    try:
+        return yaml.safe_load(data)
+    except yaml.YAMLError as error:
+        raise click.UsageError(f"the spec is neither YAML nor JSON: {error}") from error
+
+
+def wait_for_job(client: ApiClient, job_id: str, say: Callable[[str], None], until: frozenset[str] = FINAL) -> Any:
+    """Look at the job until its state is in ``until`` (or final), saying each change; returns the job as last seen."""
+    said = ""
+    while True:
+        job = client.get(f"/api/jobs/{job_id}")
+        now = f"{job['state']}" + (f": {text}" if (text := tables.why(job)) else "")
+        if now != said:
+            say(now)
+            said = now
+        if job["state"] in until or job["state"] in FINAL:
+            return job
+        time.sleep(LOOK_SECONDS)
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--fleet", help="Only the jobs of this Fleet.")
+@click.option("--all", "everything", is_flag=True, help="Page through all jobs instead of the newest 50.")
+@json_option
+@failing_politely
+def jobs(job: str | None, fleet: str | None, everything: bool, as_json: bool) -> None:
+    """List jobs, or show JOB with its members, progress and waiting reasons."""
+    with open_client() as client:
+        if job:
+            details = client.get(f"/api/jobs/{job}")
+            show(as_json, details, lambda out: tables.job_details(details, out))
+            return
+        items = client.list_all("/api/jobs", fleet=fleet) if everything else client.get("/api/jobs", fleet=fleet)["items"]
+    show(as_json, items, lambda out: out.print(tables.jobs_table(items)))
+
+
+@click.command()
+@click.argument("job")
+@click.option("-f", "--follow", is_flag=True, help="Stay, and print what the job writes until it ends.")
+@click.option("--tail", "tail_lines", type=click.IntRange(min=0), help="Start at the last N lines.")
+@click.option("--offset", type=click.IntRange(min=0), help="Start at this byte.")
+@click.option("--member", help="The member's id or rank; the first one by default.")
+@click.option("--attempt", type=click.IntRange(min=1), help="The attempt's number; the latest by default.")
+@json_option
+@failing_politely
+def logs(job: str, follow: bool, as_json: bool, **where: Any) -> None:
+    """Print what JOB wrote, byte for byte. With --json: one document a line, the bytes in base64."""
+    if where["offset"] is None and where["tail_lines"] is None:
+        where["offset"] = 0
+    read = follow_log if follow else read_whole_log
+    with open_client() as client:
+        read(client, job, lambda piece: _write_piece(piece, as_json), **where)
+
+
+def read_whole_log(client: ApiClient, job: str, write: Callable[[dict[str, Any]], None], **where: Any) -> None:
+    """Bounded reads until the present end of the log."""
+    while True:
+        data, behind = client.read_log(job, **where)
+        if data:
+            write({"offset": behind - len(data), "data": base64.b64encode(data).decode()})
+        if not data:
+            return
+        where |= {"offset": behind, "tail_lines": None}
+
+
+def follow_log(client: ApiClient, job: str, write: Callable[[dict[str, Any]], None], **where: Any) -> None:
+    """Write pieces as they come until the job's log ends; takes a broken stream up again where it stood."""
+    failures = 0
+    while True:
+        try:
+            with client.open_events(f"/api/jobs/{job}/logs", follow=True, **where) as events:
+                for name, piece in events:
+                    if name == "end":
+                        return
+                    if name == "error":
+                        raise ClientError(f"the log of {job} cannot be read now: {piece.get('detail')}")
+                    failures = 0
+                    write(piece)
+                    where |= {"offset": piece["offset"] + len(base64.b64decode(piece["data"])), "tail_lines": None}
+            raise ClientError(f"the log stream of {job} ended without an end mark")
+        except ClientError:
+            failures += 1
+            if failures > MOST_RETRIES:
+                raise
+            time.sleep(RETRY_SECONDS)
+
+
+def _write_piece(piece: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(piece))
+        return
+    if piece.get("gap"):
+        click.echo(f"\n[{piece['gap']} bytes are missing here]", err=True)
+    sys.stdout.buffer.write(base64.b64decode(piece["data"]))
+    sys.stdout.buffer.flush()
+
+
+@click.command()
+@click.argument("job")
+@click.option("--wait", is_flag=True, help="Stay until the stop is confirmed.")
+@json_option
+@failing_politely
+def stop(job: str, wait: bool, as_json: bool) -> None:
+    """Stop JOB: its signal, its grace, then a kill. Repeating it is harmless."""
+    with open_client() as client:
+        stopped = client.post(f"/api/jobs/{job}/stop")
+        if wait:
+            stopped = wait_for_job(client, job, lambda text: click.echo(text, err=True))
+    show(as_json, stopped, lambda out: tables.job_details(stopped, out))
+
+
+COMMANDS: tuple[click.Command, ...] = (login, fleets, nodes, submit, jobs, logs, stop)

@@ -1,0 +1,122 @@
+"""What the client commands show a person: tables, waiting reasons and progress, from the API's JSON."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+COLOURS = {"succeeded": "green", "running": "green", "failed": "red", "stopped": "yellow", "stopping": "yellow", "queued": "cyan"}
+Row = dict[str, Any]
+
+
+def fleets_table(fleets: list[Row]) -> Table:
+    table = _table("FLEET", "KIND", "STATE", "CAPABILITIES", "DELIVERY", "VISIBILITY")
+    for fleet in fleets:
+        capabilities = ", ".join(fleet["capabilities"])
+        table.add_row(fleet["id"], fleet["kind"], fleet["state"], capabilities, fleet["delivery"], fleet["visibility"])
+    return table
+
+
+def nodes_table(nodes: list[Row]) -> Table:
+    """The three separate things of R-LIV-06, then what they come to."""
+    table = _table("NODE", "FLEET", "ADDRESS", "CONNECTION", "SCHEDULING", "CPUS", "MEMORY", "GPUS", "READY")
+    for node in nodes:
+        capacity = node.get("capacity") or {}
+        ready = node["ready"]
+        table.add_row(
+            node["id"],
+            node["fleet"],
+            node["address"],
+            node["connection"]["state"],
+            node["scheduling"]["state"],
+            _share(capacity, "cpu_millis", 1000.0, ""),
+            _share(capacity, "memory_bytes", 1e9, " GB"),
+            _share(capacity, "gpus", 1.0, ""),
+            Text("yes", "green") if ready["value"] else Text("no: " + "; ".join(ready["reasons"]), "yellow"),
+        )
+    return table
+
+
+def jobs_table(jobs: list[Row]) -> Table:
+    table = _table("JOB", "NAME", "FLEET", "OWNER", "STATE", "SINCE", "WHY")
+    for job in jobs:
+        state = Text(job["state"], COLOURS.get(job["state"], ""))
+        table.add_row(job["id"], job["name"], job["fleet"], job["owner"], state, age(job["created_at"]), why(job))
+    return table
+
+
+def job_details(job: Row, console: Console) -> None:
+    """One job with its attempts and members."""
+    console.print(jobs_table([job]))
+    for reason in (job.get("waiting") or {}).get("reasons", []):
+        console.print(f"  waiting: {reason['detail']}", highlight=False)
+    table = _table("MEMBER", "NODE", "PHASE", "EXIT", "PROGRESS", "WHY")
+    for attempt in job.get("attempts", []):
+        for member in attempt["members"]:
+            code = member.get("exit_code")
+            table.add_row(
+                member["id"],
+                member["node"],
+                member["phase"],
+                "" if code is None else str(code),
+                progress_text(member.get("progress")),
+                member.get("reason_detail") or member.get("reason_code") or "",
+            )
+    if table.row_count:
+        console.print(table)
+
+
+def why(job: Row) -> str:
+    """The one thing a person wants to know about a job that is not simply running."""
+    waiting = job.get("waiting")
+    if waiting and job["state"] == "queued":
+        reasons = [reason["detail"] for reason in waiting.get("reasons", [])]
+        return reasons[0] + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else "") if reasons else str(waiting.get("code", ""))
+    for member in current_members(job):
+        if text := progress_text(member.get("progress")):
+            return text
+    return str(job.get("reason_detail") or job.get("reason_code") or "")
+
+
+def current_members(job: Row) -> list[Row]:
+    """The members of the latest attempt."""
+    attempts = job.get("attempts") or []
+    return list(max(attempts, key=lambda attempt: attempt["number"])["members"]) if attempts else []
+
+
+def progress_text(progress: Row | None) -> str:
+    if not progress:
+        return ""
+    done, total, unit = progress.get("done", 0), progress.get("total", 0), progress.get("unit", "")
+    if unit == "bytes":
+        amount = f"{done / 1e6:.1f}" + (f"/{total / 1e6:.1f}" if total else "") + " MB" if done or total else ""
+    else:
+        amount = f"{done}" + (f"/{total}" if total else "") + f" {unit}" if done or total else ""
+    return f"{progress['phase']} {amount}".strip()
+
+
+def age(moment: str) -> str:
+    """How long ago an RFC 3339 time was, in the largest fitting unit."""
+    seconds = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds())
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _share(capacity: Row, name: str, unit: float, label: str) -> str:
+    total = capacity.get(name)
+    if total is None:
+        return "–"
+    return f"{capacity.get(name + '_used', 0) / unit:g}/{total / unit:g}{label}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
