@@ -9,8 +9,12 @@ from .source import ROOT
 
 TOOL_SECONDS = 300  # mypy without a cache on two busy cores
 # ASYNC109: deadlines that travel in envelopes are parameters on purpose (contract of the kernel).
-# ASYNC251: a blocking sleep is a bug in async code and the only way in the synchronous client and test helpers; ruff checks it too.
-FLAKE8_IGNORED = "ASYNC109"
+# ASYNC114, ASYNC128: they cannot see through our helpers that hand task_status on; the tests of readiness do.
+# ASYNC127: the house chose httpx, with the reason in house.md.
+FLAKE8_IGNORED = "ASYNC109,ASYNC114,ASYNC127,ASYNC128"
+# bridge: asyncio-side coroutines, whose exits are bounded by the Trio scope around them, not by an asyncio one.
+# conftest: unwraps the group of the test's own nursery so that pytest shows the failure itself.
+FLAKE8_PER_FILE = "tuneplane/bridge/*:ASYNC102,ASYNC123 tests/conftest.py:ASYNC123"
 
 
 def _run(*command: str) -> None:
@@ -23,7 +27,13 @@ def test_ruff_is_clean() -> None:
 
 
 def test_flake8_async_is_clean() -> None:
-    rules = ("--isolated", "--select=ASYNC", f"--ignore={FLAKE8_IGNORED}", "--exclude=tuneplane/wire/pb")
+    rules = (
+        "--isolated",
+        "--select=ASYNC1,ASYNC2,ASYNC3",
+        f"--ignore={FLAKE8_IGNORED}",
+        f"--per-file-ignores={FLAKE8_PER_FILE}",
+        "--exclude=tuneplane/wire/pb",
+    )
     _run("flake8", *rules, "tuneplane", "tests", "bench")
 
 
