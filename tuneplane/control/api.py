@@ -1,0 +1,100 @@
+"""The application services of the control plane: what the web room may do, and the only module of control it imports.
+
+:class:`ControlApi` is made once by :func:`make_control_api`. Its services check who may do what, validate, write
+through the storage ports and leave an audit row; they hold no state of their own, so every API replica answers alike.
+Nothing here is long-lived: each call belongs to its caller's task and deadline.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from tuneplane.domain.ports import Storage
+
+from .api_accounts import Accounts, Credentials, FirstAdministrator, NewToken, TokenDraft
+from .api_base import Base, Clock, Entropy
+from .api_fleets import FleetAnswer, FleetDraft, FleetPatch, Fleets, JoinTokenAnswer, NewJoinToken
+from .api_jobs import Jobs, Preview
+from .api_logs import (
+    FollowBytes,
+    FollowEnded,
+    FollowEvent,
+    FollowInterrupted,
+    FollowWaiting,
+    LogBytes,
+    LogChoice,
+    LogReader,
+    Logs,
+)
+from .api_nodes import GatewayTrust, JoinAnswer, NodeAnswer, NodePatch, Nodes
+from .images import ImageResolver, RegistryResolver
+
+__all__ = [
+    "Accounts",
+    "Base",
+    "Clock",
+    "ControlApi",
+    "Credentials",
+    "Entropy",
+    "FirstAdministrator",
+    "FleetAnswer",
+    "FleetDraft",
+    "FleetPatch",
+    "Fleets",
+    "FollowBytes",
+    "FollowEnded",
+    "FollowEvent",
+    "FollowInterrupted",
+    "FollowWaiting",
+    "GatewayTrust",
+    "ImageResolver",
+    "JoinAnswer",
+    "JoinTokenAnswer",
+    "Jobs",
+    "LogBytes",
+    "LogChoice",
+    "LogReader",
+    "Logs",
+    "NewJoinToken",
+    "NewToken",
+    "NodeAnswer",
+    "NodePatch",
+    "Nodes",
+    "Preview",
+    "RegistryResolver",
+    "TokenDraft",
+    "make_control_api",
+]
+
+
+@frozen(kw_only=True)
+class ControlApi:
+    """All services as one object."""
+
+    accounts: Accounts
+    fleets: Fleets
+    nodes: Nodes
+    jobs: Jobs
+    logs: Logs
+
+
+def make_control_api(
+    *,
+    storage: Storage,
+    clock: Clock,
+    entropy: Entropy,
+    public_url: str,
+    gateway: GatewayTrust,
+    log_reader: LogReader,
+    images: ImageResolver,
+) -> ControlApi:
+    """Wire the services together. ``public_url`` is ``https://host[:port]`` without a path."""
+    fleets = Fleets(storage=storage, clock=clock, entropy=entropy, public_url=public_url.rstrip("/"))
+    jobs = Jobs(storage=storage, clock=clock, entropy=entropy, fleets=fleets, images=images)
+    return ControlApi(
+        accounts=Accounts(storage=storage, clock=clock, entropy=entropy),
+        fleets=fleets,
+        nodes=Nodes(storage=storage, clock=clock, entropy=entropy, fleets=fleets, gateway=gateway),
+        jobs=jobs,
+        logs=Logs(jobs=jobs, reader=log_reader),
+    )

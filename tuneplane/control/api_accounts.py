@@ -1,0 +1,145 @@
+"""Accounts: the first administrator, signing in, API tokens (R-ADM-01)."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from attrs import field, frozen
+
+from tuneplane.domain.errors import InvalidInput, NotFound, Refused
+from tuneplane.domain.ids import TokenId, UserName
+from tuneplane.domain.jobs import ApiToken, User
+from tuneplane.domain.secrets import SECRET_ENTROPY_BYTES, SecretKind, secret_hash, spell_secret
+
+from .api_base import Base
+from .passwords import Passwords, check_password
+
+ROLES = ("admin", "user")
+USER_NAME = re.compile(r"^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$")
+FIRST_ADMINISTRATOR = UserName("admin")
+MOST_TOKENS = 100  # a person's; each is looked through when tokens are listed
+MOST_NAME = 100  # characters of a token's name
+
+
+@frozen(kw_only=True)
+class Credentials:
+    """Body of ``POST /api/auth/login``."""
+
+    username: str
+    password: str = field(repr=False)
+
+
+@frozen(kw_only=True)
+class TokenDraft:
+    """Body of ``POST /api/tokens``: a name for people."""
+
+    name: str = "token"
+
+
+@frozen(kw_only=True)
+class NewToken:
+    """A minted API token; ``token`` is shown this once (only its hash is stored)."""
+
+    id: TokenId
+    name: str
+    token: str = field(repr=False)
+    created_at: datetime
+
+
+@frozen(kw_only=True)
+class FirstAdministrator:
+    """The secrets of the account that a new console starts with. Keep them (0600) before the account is created."""
+
+    username: UserName
+    password: str = field(repr=False)
+    token: str = field(repr=False)
+
+
+@frozen(kw_only=True)
+class Accounts(Base):
+    """Who somebody is. Every look reads the account again, so that disabling one takes effect at once."""
+
+    passwords: Passwords = field(factory=Passwords)
+
+    async def prepare_first_administrator(self) -> FirstAdministrator | None:
+        """Fresh secrets for the first account, or None when there are accounts. Writes nothing."""
+        if await self.storage.count_users():
+            return None
+        return FirstAdministrator(
+            username=FIRST_ADMINISTRATOR,
+            password=spell_secret(SecretKind.API_TOKEN, self.entropy(SECRET_ENTROPY_BYTES))[4:28],
+            token=spell_secret(SecretKind.API_TOKEN, self.entropy(SECRET_ENTROPY_BYTES)),
+        )
+
+    async def create_first_administrator(self, first: FirstAdministrator) -> bool:
+        """Create the account and its token. False when another replica was faster (its secrets count, not these)."""
+        try:
+            await self.create_user(first.username, "admin", first.password)
+        except Refused as refusal:
+            if refusal.code == "exists":
+                return False
+            raise
+        await self._store_token(first.username, "first administrator", first.token)
+        return True
+
+    async def create_user(self, username: str, role: str, password: str | None) -> User:
+        """A new account. InvalidInput for a bad name, role or password; Refused(code="exists")."""
+        if not USER_NAME.fullmatch(username):
+            raise InvalidInput("username", "must be 1 to 63 of a-z, 0-9, '.', '_' and '-', starting and ending with a letter or digit")
+        if role not in ROLES:
+            raise InvalidInput("role", f"must be one of {', '.join(ROLES)}")
+        if password is not None:
+            check_password(password)
+        hashed = await self.passwords.hash(password) if password is not None else None
+        return await self.storage.create_user(UserName(username), role, hashed, self.clock())
+
+    async def login(self, credentials: Credentials) -> User:
+        """The account of a name and its password. Refused(code="wrong-credentials") never says which was wrong."""
+        known = USER_NAME.fullmatch(credentials.username) is not None
+        name = UserName(credentials.username)
+        stored = await self.storage.password_hash(name) if known else None
+        matches = await self.passwords.verify(stored, credentials.password)
+        user = await self.storage.get_user(name) if matches else None
+        if user is None or user.disabled:
+            raise Refused("wrong-credentials", "the user name or the password is wrong, or the account is disabled")
+        return user
+
+    async def user_of_token(self, token: str) -> User:
+        """The enabled owner of a live API token. Refused(code="unauthenticated")."""
+        user = await self.storage.user_by_token(secret_hash(token), self.clock())
+        if user is None or user.disabled:
+            raise Refused("unauthenticated", "the API token is unknown or revoked, or its owner is disabled")
+        return user
+
+    async def user_of_session(self, username: str) -> User:
+        """The enabled account that a signed session names. Refused(code="unauthenticated")."""
+        user = await self.storage.get_user(UserName(username))
+        if user is None or user.disabled:
+            raise Refused("unauthenticated", "the account is gone or disabled; sign in again")
+        return user
+
+    async def create_token(self, username: UserName, draft: TokenDraft) -> NewToken:
+        """Mint an API token of ``username``."""
+        if not 1 <= len(draft.name) <= MOST_NAME or not draft.name.isprintable():
+            raise InvalidInput("name", f"must be 1 to {MOST_NAME} printable characters")
+        if len(await self.storage.list_api_tokens(username)) >= MOST_TOKENS:
+            raise Refused("too-many-tokens", f"an account has at most {MOST_TOKENS} API tokens; revoke one first")
+        secret = spell_secret(SecretKind.API_TOKEN, self.entropy(SECRET_ENTROPY_BYTES))
+        stored = await self._store_token(username, draft.name, secret)
+        return NewToken(id=stored.id, name=stored.name, token=secret, created_at=stored.created_at)
+
+    async def list_tokens(self, caller: User) -> list[ApiToken]:
+        return await self.storage.list_api_tokens(caller.username)
+
+    async def revoke_token(self, caller: User, token: TokenId) -> None:
+        """Idempotence ends here: a token that is not the caller's, or already revoked, is NotFound."""
+        if not await self.storage.revoke_api_token(caller.username, token, self.clock()):
+            raise NotFound("API token", token)
+        await self.audit(caller.username, "token.revoke", token)
+
+    async def _store_token(self, username: UserName, name: str, secret: str) -> ApiToken:
+        token = ApiToken(id=TokenId(self.new_id("tok")), username=username, name=name, created_at=self.clock())
+        await self.storage.create_api_token(token, secret_hash(secret))
+        await self.audit(username, "token.create", token.id, name)
+        return token

@@ -1,0 +1,48 @@
+"""What the application services share: who calls, and what every one of them is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+import structlog
+from attrs import frozen
+
+from tuneplane.domain.errors import Refused
+from tuneplane.domain.fleets import Fleet, Visibility
+from tuneplane.domain.ids import ID_ENTROPY_BYTES, UserName, spell_id
+from tuneplane.domain.jobs import User
+from tuneplane.domain.ports import Storage
+
+Clock = Callable[[], datetime]
+Entropy = Callable[[int], bytes]
+
+log = structlog.get_logger("tuneplane.control.api")
+
+
+@frozen(kw_only=True)
+class Base:
+    """Storage, clock (UTC) and randomness: the ports of every application service."""
+
+    storage: Storage
+    clock: Clock
+    entropy: Entropy
+
+    def new_id(self, prefix: str) -> str:
+        return spell_id(prefix, self.entropy(ID_ENTROPY_BYTES))
+
+    async def audit(self, actor: UserName, action: str, subject: str, detail: str = "", *, forced: bool = False) -> None:
+        """One row of the audit log, after the act (R-ADM-02). Details never hold a secret."""
+        log.info("audit", actor=actor, action=action, subject=subject, detail=detail, forced=forced)
+        await self.storage.audit(actor, action, subject, detail, forced, self.clock())
+
+
+def require_admin(caller: User) -> None:
+    """R-FLT-05: Refused(code="forbidden") unless ``caller`` is an administrator."""
+    if caller.role != "admin":
+        raise Refused("forbidden", "only an administrator may do this")
+
+
+def may_see(caller: User, fleet: Fleet) -> bool:
+    """A project Fleet is seen by administrators only until projects have members (R-FLT-08)."""
+    return caller.role == "admin" or fleet.visibility is Visibility.PUBLIC

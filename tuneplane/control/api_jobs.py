@@ -1,0 +1,180 @@
+"""Jobs: admission while the submitter is looking, listing, stopping, the timeline (R-LCH, R-PLC-02)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+from attrs import field, frozen
+
+from tuneplane.domain.errors import InvalidInput, NotFound, Reason, Refused
+from tuneplane.domain.fleets import Fleet, FleetKind, Node
+from tuneplane.domain.ids import FleetId, JobId, NodeId, TraceId
+from tuneplane.domain.jobs import Job, Page, TimelineEvent, User
+from tuneplane.domain.jobspec import JobSpec, check_job_spec, check_node_fleet_shape, check_supported
+from tuneplane.domain.launch_table import JobState
+from tuneplane.domain.placement import Placed, admission_reasons, place
+
+from .api_base import Base
+from .api_fleets import Fleets
+from .images import FIELD as IMAGE_FIELD
+from .images import ImageResolver
+
+RESOLVE_SECONDS = 10.0  # a person is looking; a registry that takes longer is reported as such
+TIMELINE_EVENTS = 1000  # an attempt has some twenty; the newest are kept
+MOST_KEY = 200  # characters of an Idempotency-Key: a UUID has 36
+MOST_LABELS = 64
+MOST_LABEL_TEXT = 256  # characters of a label's name or value
+UNSEEN = "Fleets that you cannot see were not considered."  # R-PLC-02: no names, no numbers, whether there are any or not
+
+
+@frozen(kw_only=True)
+class Preview:
+    """What a submission would meet now: the Fleet and image it would get, and whether it would start or wait."""
+
+    fleet: FleetId
+    image: str
+    placed: bool
+    nodes: tuple[NodeId, ...] = ()
+    waiting_code: str = ""
+    reasons: tuple[Reason, ...] = ()
+
+
+@frozen
+class _Admitted:
+    fleet: Fleet
+    nodes: list[Node]
+    image: str
+
+
+@frozen(kw_only=True)
+class Jobs(Base):
+    """Jobs as their owners and administrators see them; to all others they do not exist."""
+
+    fleets: Fleets
+    images: ImageResolver
+    resolve_seconds: float = field(default=RESOLVE_SECONDS)
+
+    async def submit(self, caller: User, spec: JobSpec, *, idempotency_key: str | None = None, trace: TraceId | None = None) -> Job:
+        """Admit and write a queued job; the same key again returns the first job without judging it again.
+
+        InvalidInput names the field. Refused: ``no-fleet-fits`` with a reason per visible Fleet, ``image-unresolved``,
+        ``idempotency-key-reused``. NotFound for a named Fleet that the caller may not see.
+        """
+        if idempotency_key is not None:
+            first = await self._first_answer(caller, spec, idempotency_key)
+            if first is not None:
+                return first
+        admitted = await self._admit(caller, spec)
+        return await self.storage.submit(
+            JobId(self.new_id("job")),
+            spec,
+            owner=caller.username,
+            fleet=admitted.fleet.id,
+            image=admitted.image,
+            trace=trace or TraceId(self.new_id("trace")),
+            idempotency_key=idempotency_key,
+            now=self.clock(),
+        )
+
+    async def preview(self, caller: User, spec: JobSpec) -> Preview:
+        """The answer that ``submit`` would give, and where the job would go now. Creates nothing."""
+        admitted = await self._admit(caller, spec)
+        answer = place(spec, admitted.fleet, admitted.nodes, self.clock())
+        if isinstance(answer, Placed):
+            nodes = tuple(member.node for member in answer.members)
+            return Preview(fleet=admitted.fleet.id, image=admitted.image, placed=True, nodes=nodes)
+        return Preview(fleet=admitted.fleet.id, image=admitted.image, placed=False, waiting_code=answer.code, reasons=answer.reasons)
+
+    async def get(self, caller: User, job: JobId) -> Job:
+        """The job with its attempts. NotFound also for somebody else's."""
+        found = await self.storage.get_job(job)
+        if found is None or not _may_see(caller, found):
+            raise NotFound("job", job)
+        return found
+
+    async def list_page(
+        self, caller: User, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None
+    ) -> tuple[list[Job], str | None]:
+        """Newest first: the caller's own, or everybody's for an administrator."""
+        owner = None if caller.role == "admin" else caller.username
+        return await self.storage.list_jobs(page, states=states, fleet=fleet, owner=owner)
+
+    async def stop(self, caller: User, job: JobId) -> Job:
+        """Accept a stop, once and for ever; a repeat and a stop of an ended job change nothing (R-LCH-12)."""
+        await self.get(caller, job)
+        stopped = await self.storage.request_stop(job, caller.username, self.clock())
+        await self.audit(caller.username, "job.stop", job)
+        return stopped
+
+    async def timeline(self, caller: User, job: JobId) -> list[TimelineEvent]:
+        await self.get(caller, job)
+        return await self.storage.timeline(job, TIMELINE_EVENTS)
+
+    async def _first_answer(self, caller: User, spec: JobSpec, key: str) -> Job | None:
+        if not 1 <= len(key) <= MOST_KEY or not (key.isascii() and key.isprintable()):
+            raise InvalidInput("Idempotency-Key", f"must be 1 to {MOST_KEY} printable ASCII characters")
+        first = await self.storage.find_submission(caller.username, key)
+        if first is not None and first.spec != spec:
+            raise Refused("idempotency-key-reused", f"this Idempotency-Key was used for job {first.id}, which has another specification")
+        return first
+
+    async def _admit(self, caller: User, spec: JobSpec) -> _Admitted:
+        check_job_spec(spec)
+        check_supported(spec.spec)
+        check_node_fleet_shape(spec.spec)  # this version has no other back end to point a larger job to
+        _check_labels(spec)
+        fleet, nodes = await self._choose(caller, spec)
+        return _Admitted(fleet, nodes, await self._resolve(spec.spec.runtime.image or ""))
+
+    async def _resolve(self, image: str) -> str:
+        try:
+            with trio.fail_after(self.resolve_seconds):
+                return await self.images.resolve(image)
+        except trio.TooSlowError:
+            detail = f"image {image[:200]!r} cannot be resolved to a digest: its registry took longer than {self.resolve_seconds:g} s"
+            raise Refused("image-unresolved", detail, field=IMAGE_FIELD) from None
+
+    async def _choose(self, caller: User, spec: JobSpec) -> tuple[Fleet, list[Node]]:
+        """The Fleet that takes the job: the named one, or of those that fit one with room now, then by id (R-PLC-01)."""
+        named = spec.spec.fleet
+        fleets = [await self.fleets.get(caller, FleetId(named))] if named is not None else await self.fleets.visible(caller)
+        fitting: list[tuple[bool, FleetId, Fleet, list[Node]]] = []
+        reasons: list[Reason] = []
+        for fleet in fleets:
+            nodes = await self.storage.placement_nodes(fleet.id, self.clock())
+            refused = _backend_reasons(fleet) or admission_reasons(spec, fleet, nodes)
+            reasons += refused
+            if not refused:
+                waits = not isinstance(place(spec, fleet, nodes, self.clock()), Placed)
+                fitting.append((waits, fleet.id, fleet, nodes))
+        if not fitting:
+            raise _no_fleet(named, reasons)
+        _, _, fleet, nodes = min(fitting, key=lambda one: one[:2])
+        return fleet, nodes
+
+
+def _no_fleet(named: str | None, reasons: list[Reason]) -> Refused:
+    if named is not None:
+        return Refused("fleet-refused", reasons[0].detail, field="spec.fleet", reasons=tuple(reasons))
+    detail = "no Fleet can hold this job" if reasons else "there is no Fleet that you can submit to"
+    return Refused("no-fleet-fits", f"{detail}. {UNSEEN}", reasons=tuple(reasons))
+
+
+def _backend_reasons(fleet: Fleet) -> tuple[Reason, ...]:
+    if fleet.kind is FleetKind.NODE:
+        return ()
+    return (Reason("back-end", f"Fleet {fleet.id} is of kind {fleet.kind.value!r}, which this version cannot run jobs on", fleet.id),)
+
+
+def _may_see(caller: User, job: Job) -> bool:
+    return caller.role == "admin" or job.owner == caller.username
+
+
+def _check_labels(spec: JobSpec) -> None:
+    labels = spec.metadata.labels
+    if len(labels) > MOST_LABELS:
+        raise InvalidInput("metadata.labels", f"at most {MOST_LABELS} labels")
+    for name, value in labels.items():
+        if max(len(name), len(value)) > MOST_LABEL_TEXT:
+            raise InvalidInput(f"metadata.labels.{name[:64]}", f"at most {MOST_LABEL_TEXT} characters")

@@ -1,0 +1,284 @@
+"""Enrolment and Nodes (R-ENR-03, 05, 07, 08; R-LIV-04 to R-LIV-06)."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from datetime import datetime, timedelta
+
+from attrs import asdict, evolve, field, frozen
+
+from tuneplane.domain.errors import InvalidInput, NotFound, Refused
+from tuneplane.domain.fleets import (
+    Budgets,
+    Capacity,
+    Connection,
+    Cordon,
+    Delivery,
+    Fleet,
+    Gpu,
+    Inventory,
+    Node,
+    NodeState,
+    Readiness,
+    readiness,
+)
+from tuneplane.domain.frames import WIRE_PROTOCOL
+from tuneplane.domain.ids import FleetId, NodeId, UserName
+from tuneplane.domain.jobs import JoinRequest, Page, User
+from tuneplane.domain.secrets import SECRET_ENTROPY_BYTES, SecretKind, secret_hash, spell_secret
+
+from .api_base import Base, log, require_admin
+from .api_fleets import Fleets
+
+CREDENTIAL_LIFE = timedelta(days=30)  # R-CRD-01
+JOIN_KEY = re.compile(r"^[A-Za-z0-9_=+/-]{16,200}$")
+HOST_NAME = re.compile(r"^(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*$")
+MOST_SECRET = 200  # characters of a Join Token as sent: ours have 47
+MOST_GPUS = 64  # cards in one machine; the JobSpec's own bound for gpus_per_node
+MOST_PROBLEMS = 64  # a machine has a handful
+MOST_TEXT = 1024  # characters of any text in an inventory
+MOST_REASON = 500  # characters of an operator's reason
+
+
+@frozen(kw_only=True)
+class GatewayTrust:
+    """What an enrolled Node is told of its gateway (R-TLS-04). An empty ``trust_pem`` means the system's roots."""
+
+    target: str  # host:port
+    trust_pem: str
+
+
+@frozen(kw_only=True)
+class JoinAnswer:
+    """Answer to a join: the credential is shown this once."""
+
+    id: NodeId
+    credential: str = field(repr=False)
+    credential_expires_at: datetime
+    gateway_target: str
+    gateway_trust_pem: str
+    warnings: tuple[str, ...]
+
+
+@frozen(kw_only=True)
+class Scheduling:
+    """What an operator and the cordons' owners want; separate from connection and inventory (R-LIV-06)."""
+
+    state: NodeState
+    cordons: tuple[Cordon, ...]
+
+
+@frozen(kw_only=True)
+class InventoryAnswer:
+    """The machine's own report; ``healthy``: confirmed in this very session and without problems."""
+
+    observed_at: datetime | None
+    healthy: bool
+    hostname: str
+    node_version: str
+    cpu_count: int
+    memory_bytes: int
+    gpus: tuple[Gpu, ...]
+    driver_version: str
+    runtime: str
+    gpu_runtime: bool
+    storage_root: str
+    storage_root_seen: bool
+    budgets: Budgets
+    problems: tuple[str, ...]
+
+
+@frozen(kw_only=True)
+class NodeAnswer:
+    """A Node as the API shows it."""
+
+    id: NodeId
+    fleet: FleetId
+    address: str
+    connection: Connection
+    scheduling: Scheduling
+    inventory: InventoryAnswer | None  # None: the machine has not reported yet
+    capacity: Capacity | None
+    members: tuple[str, ...]
+    ready: Readiness
+    created_at: datetime
+    enrolled_by: UserName | None
+
+
+@frozen(kw_only=True)
+class NodePatch:
+    """Body of ``PATCH /api/nodes/{id}``."""
+
+    state: NodeState
+    reason: str = ""
+
+
+@frozen(kw_only=True)
+class Nodes(Base):
+    """Machines: joining, looking, draining, removing."""
+
+    fleets: Fleets
+    gateway: GatewayTrust
+
+    async def join(self, fleet: FleetId, request: JoinRequest) -> JoinAnswer:
+        """Enrol a machine with a Join Token. Refused with the token's own reason; nothing else is burnt (R-ENR-03)."""
+        _check_join(request)
+        credential = spell_secret(SecretKind.NODE_CREDENTIAL, self.entropy(SECRET_ENTROPY_BYTES))
+        now = self.clock()
+        expires = now + CREDENTIAL_LIFE
+        try:
+            node = await self.storage.join(
+                fleet,
+                request,
+                node=NodeId(self.new_id("node")),
+                token_hash=secret_hash(request.token),
+                join_key_hash=secret_hash(request.join_key),
+                credential_hash=secret_hash(credential),
+                credential_expires_at=expires,
+                now=now,
+            )
+        except Refused as refusal:
+            await self._note_refusal(fleet, request, refusal)
+            raise
+        warnings = await self._join_warnings(node, request)
+        await self.audit(node.enrolled_by or UserName("join-token"), "node.join", node.id, f"{fleet} at {request.address}")
+        return JoinAnswer(
+            id=node.id,
+            credential=credential,
+            credential_expires_at=expires,
+            gateway_target=self.gateway.target,
+            gateway_trust_pem=self.gateway.trust_pem,
+            warnings=warnings,
+        )
+
+    async def _note_refusal(self, fleet: FleetId, request: JoinRequest, refusal: Refused) -> None:
+        """L-A13: an operator sees refused joins. Unknown tokens are only logged: a stranger must not fill the audit log."""
+        log.warning("join refused", fleet=fleet, address=request.address, code=refusal.code)
+        if refusal.code != "token-unknown":
+            await self.audit(UserName("join-token"), "node.join-refused", fleet, f"{refusal.code} at {request.address}")
+
+    async def _join_warnings(self, node: Node, request: JoinRequest) -> tuple[str, ...]:
+        warnings = []
+        fleet = await self.storage.get_fleet(node.fleet)
+        inventory = request.inventory
+        if fleet is not None and fleet.delivery is Delivery.SHARED_MOUNT and not inventory.storage_root_seen:
+            root = inventory.storage_root or "TUNEPLANE_STORAGE_ROOT, which is not set"
+            warnings.append(f"this machine does not see the storage root ({root}): it stays storage-cordoned until it does")
+        others = await self.storage.nodes_at_address(node.fleet, request.address, node.id)
+        if others:
+            warnings.append(f"another live Node already answers at {request.address}: {', '.join(others)}")
+        return tuple(warnings)
+
+    async def get(self, caller: User, node: NodeId) -> NodeAnswer:
+        """NotFound also for a Node of a Fleet that the caller may not see."""
+        now = self.clock()
+        found = await self.storage.get_node(node, now)
+        if found is None:
+            raise NotFound("Node", node)
+        return answer_node(found, await self._fleet_of(caller, found), now)
+
+    async def list_page(self, caller: User, fleet: FleetId | None, page: Page) -> tuple[list[NodeAnswer], str | None]:
+        """The Nodes of one Fleet, or of all that the caller may see."""
+        now = self.clock()
+        fleets = [await self.fleets.get(caller, fleet)] if fleet is not None else await self.fleets.visible(caller)
+        by_id = {one.id: one for one in fleets}
+        nodes, cursor = await self.storage.list_nodes(fleet, page, now)
+        return [answer_node(node, by_id[node.fleet], now) for node in nodes if node.fleet in by_id], cursor
+
+    async def set_state(self, caller: User, node: NodeId, patch: NodePatch) -> NodeAnswer:
+        """Drain, cordon or activate: new work stops or starts, running work goes on (R-LIV-04)."""
+        require_admin(caller)
+        if len(patch.reason) > MOST_REASON:
+            raise InvalidInput("reason", f"at most {MOST_REASON} characters")
+        await self.get(caller, node)
+        now = self.clock()
+        changed = await self.storage.set_node_state(node, patch.state, patch.reason, now)
+        await self.audit(caller.username, f"node.{patch.state.value}", node, patch.reason)
+        return answer_node(changed, await self._fleet_of(caller, changed), now)
+
+    async def delete(self, caller: User, node: NodeId, *, force: bool) -> None:
+        """Remove a Node: drained and empty, or with ``force`` one that is gone; its credential dies with it (R-CRD-04)."""
+        require_admin(caller)
+        before = await self.get(caller, node)
+        await self.storage.delete_node(node, force, self.clock())
+        left = ", ".join(before.members)
+        await self.audit(caller.username, "node.delete", node, f"left behind: {left}" if left else "", forced=force)
+
+    async def _fleet_of(self, caller: User, node: Node) -> Fleet:
+        try:
+            return await self.fleets.get(caller, node.fleet)
+        except NotFound:
+            raise NotFound("Node", node.id) from None
+
+
+def answer_node(node: Node, fleet: Fleet, now: datetime) -> NodeAnswer:
+    """The API's shape of a Node, with its readiness derived now."""
+    return NodeAnswer(
+        id=node.id,
+        fleet=node.fleet,
+        address=node.address,
+        connection=_connection(node.connection, now),
+        scheduling=Scheduling(state=node.state, cordons=node.cordons),
+        inventory=_inventory(node),
+        capacity=node.capacity,
+        members=node.members,
+        ready=readiness(node, fleet, now),
+        created_at=node.created_at,
+        enrolled_by=node.enrolled_by,
+    )
+
+
+def _inventory(node: Node) -> InventoryAnswer | None:
+    if node.inventory is None:
+        return None
+    report = asdict(node.inventory, recurse=False)
+    return InventoryAnswer(observed_at=node.inventory_observed_at, healthy=node.inventory_healthy, **report)
+
+
+def _connection(connection: Connection, now: datetime) -> Connection:
+    """A session whose gateway's lease ran out is shown as lost, never as connected (R-ADM-04)."""
+    lease = connection.lease_expires_at
+    if connection.state == "connected" and (lease is None or lease <= now):
+        return evolve(connection, state="disconnected")
+    return connection
+
+
+def _check_join(request: JoinRequest) -> None:
+    if not 1 <= len(request.token) <= MOST_SECRET:
+        raise InvalidInput("token", "is not a Join Token")
+    if not JOIN_KEY.fullmatch(request.join_key):
+        raise InvalidInput("join_key", "must be 16 to 200 random characters of base64 or hex")
+    if not 1 <= request.try_ <= 1_000_000:
+        raise InvalidInput("try", "must be between 1 and 1000000")
+    if request.protocol != WIRE_PROTOCOL:
+        raise Refused("wire-protocol", f"this console speaks wire protocol {WIRE_PROTOCOL}, the Node speaks {request.protocol}")
+    _check_address(request.address)
+    if len(request.node_version) > MOST_TEXT:
+        raise InvalidInput("node_version", f"at most {MOST_TEXT} characters")
+    _check_inventory(request.inventory)
+
+
+def _check_address(address: str) -> None:
+    if HOST_NAME.fullmatch(address):
+        return
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise InvalidInput("address", "must be a host name or an IP address, without scheme or port") from None
+
+
+def _check_inventory(inventory: Inventory) -> None:
+    texts = (inventory.hostname, inventory.node_version, inventory.driver_version, inventory.runtime, inventory.storage_root)
+    cards = [text for gpu in inventory.gpus for text in (gpu.uuid, gpu.name)]
+    if any(len(text) > MOST_TEXT for text in (*texts, *cards, *inventory.problems)):
+        raise InvalidInput("inventory", f"a text in it has more than {MOST_TEXT} characters")
+    if len(inventory.gpus) > MOST_GPUS:
+        raise InvalidInput("inventory.gpus", f"at most {MOST_GPUS}")
+    if len(inventory.problems) > MOST_PROBLEMS:
+        raise InvalidInput("inventory.problems", f"at most {MOST_PROBLEMS}")
+    if inventory.cpu_count < 1 or inventory.memory_bytes < 1:
+        raise InvalidInput("inventory", "cpu_count and memory_bytes must be above 0")
+    for what in ("uuid", "index"):
+        if len({getattr(gpu, what) for gpu in inventory.gpus}) != len(inventory.gpus):
+            raise InvalidInput("inventory.gpus", f"two cards have the same {what}")
