@@ -58,10 +58,11 @@ class ConsoleCertificate:
 
 
 def open_data_dir(path: Path) -> Path:
-    """The absolute directory, made private when new."""
+    """The absolute directory, made when new. Every secret in it is 0600 by itself: the directory may be passed through,
+    because PostgreSQL, which refuses to run as root, enters it under an account of its own."""
     absolute = path.absolute()
     try:
-        absolute.mkdir(mode=0o700, parents=True, exist_ok=True)
+        absolute.mkdir(mode=0o711, parents=True, exist_ok=True)
     except OSError as error:
         raise StartRefused(f"cannot make the data directory {absolute}: {error.strerror}") from error
     return absolute
