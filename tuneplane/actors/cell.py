@@ -1,0 +1,273 @@
+"""A cell runs one incarnation of an actor, from ``on_start`` to the last waiter answered.
+
+Tasks of a cell: the cell itself (owner: its supervisor), one worker per mailbox and ``workers``, one for signals if
+the class has any, one for ``run``, and the effects and timers that the actor started. All live in one nursery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+from trio.lowlevel import checkpoint, current_task
+
+from .actor import Context
+from .errors import ActorGone, AskFailed, CleanUpOverdue, NoHandler, StartOverdue
+from .exits import Crashed, ExitReason, Finished, Killed, Stopped, describe, split_errors
+from .flag import Flag
+from .handlers import Handler
+from .mailbox import Letter, Mailbox, Question, Seat
+from .ref import Ref
+from .spec import ChildSpec
+from .trace import Kind, current_point
+from .tree import Phase, TreeNode
+
+if TYPE_CHECKING:
+    from .system import System
+
+
+class Cell:
+    """See the module. ``live`` is called once; everything else may be called at any time, from any task."""
+
+    def __init__(self, system: System, spec: ChildSpec, path: str) -> None:
+        self.system = system
+        self.spec = spec
+        self.path = path
+        self.actor = spec.factory()
+        self._kind = type(self.actor).__qualname__
+        self.handlers: dict[type, Handler] = self.actor.handlers
+        self.mailboxes = {box.name: Mailbox(box, path) for box in self.actor.mailboxes}
+        self.ref = Ref(self)
+        self.context = Context(self)
+        self.stopping = trio.Event()
+        self.exited = trio.Event()
+        self.exit_reason: ExitReason | None = None
+        self.closed = False
+        self._scope = trio.CancelScope()  # the whole incarnation but its clean-up
+        self._until_stopping: set[trio.CancelScope] = set()
+        self._nursery: trio.Nursery | None = None
+        self._graceful = 0  # tasks that a stop waits for, while its grace lasts
+        self._quiet = trio.Event()  # none of them is left
+        self._killed = False
+        self._finished = False
+        self._errors: list[Exception] = []
+        self._raised: dict[str, None] = {}  # signals not yet looked at, in the order of their first raise
+        self._signalled = Flag()
+        self._signals_idle = False
+
+    @property
+    def stop_limit(self) -> float:
+        """Seconds within which a stop should be over."""
+        return self.spec.stop_seconds + self.spec.cleanup_seconds
+
+    async def live(self, ready: Callable[[], None]) -> ExitReason:
+        """Run the incarnation; ``ready`` is called when ``on_start`` has returned. Errors end up in the exit reason.
+
+        Cancelled (or interrupted) from outside: the clean-up runs and the waiters are answered before it goes on up.
+        """
+        upwards = await self._attempt(lambda: self._serve(ready))
+        self._release(self._reason(bool(upwards)))
+        upwards += await self._attempt(self._clean_up)
+        reason = self._finish(self._reason(bool(upwards)))
+        if upwards:
+            raise upwards[0] if len(upwards) == 1 else BaseExceptionGroup(f"{self.path} was interrupted", upwards)
+        return reason
+
+    async def _attempt(self, stage: Callable[[], Awaitable[None]]) -> list[BaseException]:
+        """Keep the errors for the exit reason; hand back what must go on upwards once this cell is done."""
+        try:
+            await stage()
+        except BaseException as raised:
+            errors, rest = split_errors(raised)
+            self._errors += errors
+            return [] if rest is None else [rest]
+        return []
+
+    async def _serve(self, ready: Callable[[], None]) -> None:
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await self._start()
+                if not self.closed:
+                    self.system.register(self.ref)
+                    self._open_tasks(nursery)
+                    ready()
+                await self._wait_end()
+                nursery.cancel_scope.cancel()  # effects and timers have no grace
+
+    async def _start(self) -> None:
+        with self.scope_until_stopping(), trio.CancelScope(deadline=self.system.now() + self.spec.start_seconds) as limit:
+            await self.actor.on_start(self.context)
+        if limit.cancelled_caught:
+            raise StartOverdue(self.path, self.spec.start_seconds)
+
+    def _open_tasks(self, nursery: trio.Nursery) -> None:
+        graceful: list[tuple[str, Callable[..., Awaitable[None]], Any]] = [("run", self._run_body, None)]
+        graceful += [(box.spec.name, self._work, box) for box in self.mailboxes.values() for _ in range(box.spec.workers)]
+        if self.actor.signals:
+            graceful.append(("signals", self._watch_signals, None))
+        self._graceful = len(graceful)
+        for name, work, argument in graceful:
+            nursery.start_soon(self._run_graceful, work, argument, name=f"{self.path} {name}")
+
+    async def _run_graceful(self, work: Callable[..., Awaitable[None]], argument: Any) -> None:
+        await (work() if argument is None else work(argument))
+        self._graceful -= 1
+        if self._graceful == 0:
+            self._quiet.set()
+
+    async def _wait_end(self) -> None:
+        await self.stopping.wait()
+        if self._graceful:
+            with trio.move_on_after(self.spec.stop_seconds):
+                await self._quiet.wait()
+
+    async def _run_body(self) -> None:
+        await self.actor.run(self.context)
+        self._finished = not self.stopping.is_set()
+        self._close(Finished())
+
+    async def _work(self, mailbox: Mailbox) -> None:
+        """Serve one letter after the other until the mailbox closes."""
+        seat = Seat(mailbox)
+        while (letter := await mailbox.take(seat)) is not None:
+            mailbox.in_hand.add(letter)  # from here on the exit answers it, whatever happens
+            if self._raised:
+                await self._let_signals_go_first()
+            received_at = self.system.now()
+            if letter.expired(received_at):
+                mailbox.expired += 1
+                self._record(Kind.EXPIRED, letter, received_at)
+            else:
+                await self._handle(letter, mailbox, received_at)
+            mailbox.in_hand.discard(letter)
+
+    async def _let_signals_go_first(self) -> None:
+        while self._raised and self._signals_idle:  # it was woken: a round of the scheduler or two
+            await checkpoint()
+
+    async def _handle(self, letter: Letter, mailbox: Mailbox, received_at: float) -> None:
+        mailbox.count_received(received_at - letter.sent_at)
+        self._record(Kind.RECEIVED, letter, received_at)
+        letter.worker = current_task()
+        current_point.set(letter)
+        handler = letter.handler
+        try:
+            reply = await handler.method(self.actor, letter.message, self.context)
+        except handler.raises as error:
+            if not isinstance(letter, Question):
+                raise
+            mailbox.late += not letter.fail(AskFailed(self.path, letter.message, error))
+        except Exception as error:
+            letter.error = error
+            raise
+        else:
+            mailbox.late += not letter.succeed(reply)
+        mailbox.handled += 1
+        self._record(Kind.HANDLED, letter, self.system.now())
+
+    def _record(self, kind: Kind, letter: Letter, at: float) -> None:
+        self.system.trace.record(kind, at, self.path, letter.id, letter.cause, letter.trace, letter.handler.what)
+
+    async def _watch_signals(self) -> None:
+        """Run the handlers of raised signals, one at a time, in the order of their first raise."""
+        while not self.closed:
+            self._signals_idle = True
+            await self._signalled.wait()
+            self._signals_idle = False
+            while self._raised and not self.closed:
+                name = next(iter(self._raised))
+                del self._raised[name]
+                await self.actor.signals[name](self.actor, self.context)
+
+    async def _clean_up(self) -> None:
+        with trio.CancelScope(shield=True, deadline=self.system.now() + self.spec.cleanup_seconds) as scope:
+            await self.actor.on_stop(self.context)
+        if scope.cancelled_caught:
+            self.system.report_overdue(self.path, f"clean-up cancelled after {self.spec.cleanup_seconds:g} s")
+            raise CleanUpOverdue(self.path, self.spec.cleanup_seconds)
+
+    # --- called from any task; none of these waits ---
+
+    def require_signal(self, name: str) -> None:
+        if name not in self.actor.signals:
+            raise NoHandler(self.path, f"signal {name!r}")
+
+    def signal(self, name: str) -> None:
+        if self.closed:
+            return
+        self.require_signal(name)
+        self._raised[name] = None
+        self._signalled.raise_flag()
+
+    def request_stop(self) -> None:
+        self._close(Stopped())
+
+    def kill(self) -> None:
+        self._killed = self._killed or self.exit_reason is None
+        self._close(Killed())
+        self._scope.cancel()
+
+    def start_soon(self, work: Callable[..., Awaitable[Any]], *args: Any, name: str) -> None:
+        if self._nursery is None:
+            raise ActorGone(self.path, self.exit_reason)
+        self._nursery.start_soon(work, *args, name=name)
+
+    @contextmanager
+    def scope_until_stopping(self) -> Iterator[trio.CancelScope]:
+        with trio.CancelScope() as scope:
+            if self.closed:
+                scope.cancel()
+            self._until_stopping.add(scope)
+            try:
+                yield scope
+            finally:
+                self._until_stopping.discard(scope)
+
+    async def wait_exit(self) -> ExitReason:
+        await self.exited.wait()
+        assert self.exit_reason is not None
+        return self.exit_reason
+
+    def snapshot(self) -> TreeNode:
+        boxes = tuple(mailbox.statistics() for mailbox in self.mailboxes.values())
+        return TreeNode(path=self.path, kind=self._kind, phase=Phase.RUNNING, restarts=0, last_exit="", mailboxes=boxes)
+
+    # --- the end ---
+
+    def _close(self, reason: ExitReason) -> None:
+        """Deregister, then answer what has not begun; let the tasks know. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        self.system.deregister(self.ref)
+        for mailbox in self.mailboxes.values():
+            mailbox.close(reason)
+        self.stopping.set()
+        self._signalled.raise_flag()
+        for scope in self._until_stopping:
+            scope.cancel()
+
+    def _reason(self, interrupted: bool) -> ExitReason:
+        if self._errors:
+            return Crashed(ExceptionGroup(f"{self.path} crashed", self._errors))
+        if self._killed or interrupted:
+            return Killed()
+        return Finished() if self._finished else Stopped()
+
+    def _release(self, reason: ExitReason) -> None:
+        """No task of the actor is left: answer those whose letters were in hand."""
+        self._nursery = None
+        self._close(reason)
+        for mailbox in self.mailboxes.values():
+            mailbox.close(reason)
+            mailbox.abandon(reason)
+
+    def _finish(self, reason: ExitReason) -> ExitReason:
+        del self.actor  # refs are kept for long, the state need not be
+        self.exit_reason = reason
+        self.system.note(Kind.CRASHED if isinstance(reason, Crashed) else Kind.STOPPED, self.path, describe(reason))
+        self.exited.set()
+        return reason

@@ -1,0 +1,243 @@
+"""Bounded mailboxes and the letters in them.
+
+A mailbox has one owner (the cell of its actor) and ``workers`` tasks that take letters from it. Letters are
+at-most-once: a letter is out of the queue before its handler runs, so one that crashes its actor is never met again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import trio
+from attrs import define, field, frozen, validators
+from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wait_task_rescheduled
+
+from .errors import ActorError, ActorGone, AskFailed, MailboxFull
+from .exits import ExitReason
+from .handlers import Handler
+
+
+@frozen
+class MailboxSpec:
+    """A named mailbox: its ``capacity`` in letters and ``why`` that number; ``workers`` letters are in hand at once."""
+
+    name: str
+    capacity: int = field(validator=validators.gt(0))
+    why: str
+    workers: int = field(default=1, validator=validators.gt(0))
+
+
+@define(eq=False)
+class Letter:
+    """An envelope. ``cause`` is the id of the letter in hand when this one was sent (0: none)."""
+
+    id: int
+    cause: int
+    trace: str
+    message: Any
+    handler: Handler
+    mailbox: Mailbox
+    sent_at: float
+    worker: Task | None = None  # who has it in hand
+    error: Exception | None = None  # what its handler raised
+    turned_away: bool = False  # the mailbox closed while its sender stood in line
+
+    def succeed(self, reply: Any) -> bool:
+        """Answer whoever waits; False when an asker no longer does."""
+        return True
+
+    def fail(self, error: ActorError) -> bool:
+        return True
+
+    def expired(self, now: float) -> bool:
+        return False
+
+
+@define(eq=False)
+class Question(Letter):
+    """A letter that someone waits for until ``deadline`` (seconds on the Trio clock)."""
+
+    deadline: float = 0.0
+    waiter: Task | None = None  # None as soon as it has its answer, or went away
+    reply: Any = None
+    failure: ActorError | None = None
+
+    def succeed(self, reply: Any) -> bool:
+        self.reply = reply
+        return self._wake()
+
+    def fail(self, error: ActorError) -> bool:
+        self.failure = error
+        return self._wake()
+
+    def expired(self, now: float) -> bool:
+        """Past its deadline, or its asker was cancelled: work that nobody wants does not begin."""
+        return self.waiter is None or now >= self.deadline
+
+    async def wait_answer(self) -> None:
+        """Park the asker. A cancel (its own deadline included) takes the waiter out: a later answer finds nobody."""
+
+        def abort(_: object) -> Abort:
+            self.waiter = None
+            return Abort.SUCCEEDED
+
+        await wait_task_rescheduled(abort)
+
+    def _wake(self) -> bool:
+        waiter, self.waiter = self.waiter, None
+        if waiter is None:
+            return False
+        reschedule(waiter)
+        return True
+
+
+class Seat:
+    """Where a worker waits, and where its next letter is put when it does."""
+
+    __slots__ = ("abort", "letter", "task")
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.task = current_task()
+        self.letter: Letter | None = None
+
+        def abort(_: object) -> Abort:
+            mailbox.idle.remove(self)
+            return Abort.SUCCEEDED
+
+        self.abort = abort
+
+
+@frozen
+class MailboxStatistics:
+    """A snapshot. Seconds are on the Trio clock; counts are since this incarnation started."""
+
+    name: str
+    capacity: int
+    depth: int
+    in_hand: int
+    oldest_seconds: float  # age of the letter that waits longest; 0 when none waits
+    wait_mean_seconds: float  # from sent to received, over all letters received
+    wait_most_seconds: float
+    handled: int
+    refused: int  # MailboxFull was raised to the sender
+    expired: int  # asks dropped before work started
+    late: int  # replies that nobody waited for any more
+    senders_waiting: int
+
+
+class Mailbox:
+    """The queue. Sending raises ActorGone once closed; ``take`` then returns None."""
+
+    __slots__ = ("_closed", "_queue", "_senders", "expired", "handled", "idle", "in_hand", "late", "path", "received",
+                 "refused", "spec", "wait_most", "wait_total", "waits_on")  # fmt: skip
+
+    def __init__(self, spec: MailboxSpec, path: str) -> None:
+        self.spec = spec
+        self.path = path
+        self.in_hand: set[Letter] = set()  # at most spec.workers
+        self.waits_on: list[Mailbox] = []  # whose replies our workers wait for: at most spec.workers (see asks.py)
+        self.received = self.handled = self.refused = self.expired = self.late = 0
+        self.wait_total = self.wait_most = 0.0
+        self._queue: deque[Letter] = deque()  # at most spec.capacity
+        self._senders: dict[Task, Letter] = {}  # tasks in tell(), oldest first; bounded by the tasks there are
+        self.idle: list[Seat] = []  # parked workers: then the queue is empty
+        self._closed: ExitReason | None = None
+
+    def put_nowait(self, letter: Letter) -> None:
+        """Hand over to a parked worker, or queue. ActorGone, MailboxFull."""
+        if self.idle:
+            seat = self.idle.pop()
+            seat.letter = letter
+            reschedule(seat.task)
+        elif self._closed is not None:
+            raise ActorGone(self.path, self._closed)
+        elif len(self._queue) < self.spec.capacity:
+            self._queue.append(letter)
+        else:
+            self.refused += 1
+            raise MailboxFull(self.path, self.spec.name, self.spec.capacity)
+
+    @property
+    def full(self) -> bool:
+        return len(self._queue) >= self.spec.capacity
+
+    async def put(self, letter: Letter) -> None:
+        """Queue, waiting in line while full. Cancelled: the letter was not sent. ActorGone, also while waiting."""
+        if not self.full or self._closed is not None:
+            self.put_nowait(letter)
+            return
+        task = current_task()
+        self._senders[task] = letter
+
+        def abort(_: object) -> Abort:
+            del self._senders[task]
+            return Abort.SUCCEEDED
+
+        await wait_task_rescheduled(abort)
+        if letter.turned_away:
+            raise ActorGone(self.path, self._closed)
+
+    async def take(self, seat: Seat) -> Letter | None:
+        """The next letter, None once closed. Cancelled: no letter was taken."""
+        if self._queue:
+            await checkpoint()
+            if self._queue:
+                return self._pop()
+        if self._closed is not None:
+            return None
+        seat.letter = None
+        self.idle.append(seat)
+        await wait_task_rescheduled(seat.abort)
+        return seat.letter
+
+    def _pop(self) -> Letter:
+        letter = self._queue.popleft()
+        if self._senders:
+            sender = next(iter(self._senders))
+            self._queue.append(self._senders.pop(sender))
+            reschedule(sender)
+        return letter
+
+    def close(self, reason: ExitReason) -> None:
+        """Refuse what comes, answer what waits in the queue and in line, let idle workers go. Again: only the reason."""
+        was_open, self._closed = self._closed is None, reason
+        if not was_open:
+            return
+        while self._queue:
+            self._queue.popleft().fail(ActorGone(self.path, reason))
+        for sender, letter in self._senders.items():
+            letter.turned_away = True
+            reschedule(sender)
+        self._senders.clear()
+        while self.idle:
+            reschedule(self.idle.pop().task)
+
+    def abandon(self, reason: ExitReason) -> None:
+        """Answer those whose letters were in hand when the actor ended: with the handler's own error, if it raised."""
+        for letter in self.in_hand:
+            error = letter.error
+            letter.fail(ActorGone(self.path, reason) if error is None else AskFailed(self.path, letter.message, error))
+        self.in_hand.clear()
+
+    def count_received(self, waited: float) -> None:
+        self.received += 1
+        self.wait_total += waited
+        self.wait_most = max(self.wait_most, waited)
+
+    def statistics(self) -> MailboxStatistics:
+        now = trio.current_time()
+        return MailboxStatistics(
+            name=self.spec.name,
+            capacity=self.spec.capacity,
+            depth=len(self._queue),
+            in_hand=len(self.in_hand),
+            oldest_seconds=now - self._queue[0].sent_at if self._queue else 0.0,
+            wait_mean_seconds=self.wait_total / self.received if self.received else 0.0,
+            wait_most_seconds=self.wait_most,
+            handled=self.handled,
+            refused=self.refused,
+            expired=self.expired,
+            late=self.late,
+            senders_waiting=len(self._senders),
+        )
