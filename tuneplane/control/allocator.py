@@ -1,0 +1,122 @@
+"""The allocator: waiting jobs to attempts with plans and holds, or to a true reason why they wait (R-PLC-03, R-PLC-05).
+
+Any number of workers may run one: the planner's answer is only a proposal, and the database's constraints decide. When
+they say no, the world is read again. It takes no payload from pokes: each look reads everything it needs.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import structlog
+from attrs import define, field
+
+from tuneplane.actors import Actor, Context, MailboxSpec, Timer, on_signal
+from tuneplane.domain.errors import Reason, StorageUnavailable
+from tuneplane.domain.fleets import Fleet, Node
+from tuneplane.domain.ids import FleetId
+from tuneplane.domain.jobs import Job
+from tuneplane.domain.placement import MustWait, place
+from tuneplane.domain.plan import MAX_PLAN_BYTES
+from tuneplane.domain.ports import Storage, Topic
+
+from .patience import Backoff, Clock, signal_on_pokes
+from .plans import PlannedAttempt, plan_attempt, storage_root_of
+
+log = structlog.get_logger("tuneplane.control.allocator")
+
+JOBS_A_LOOK = 500  # the head of the queue, over all Fleets; the rest is looked at when these have moved
+TRIES_A_JOB = 3  # lost races within one look; more than that is left to the next look
+MAX_REASONS = 50  # as many as a person reads; a Fleet may have thousands of Nodes
+
+
+@define
+class _Look:
+    """What one look has read: each Fleet and its Nodes once, until something was placed there."""
+
+    storage: Storage
+    clock: Clock
+    _fleets: dict[FleetId, Fleet | None] = field(factory=dict, init=False)
+    _nodes: dict[FleetId, list[Node]] = field(factory=dict, init=False)
+
+    async def fleet(self, fleet: FleetId) -> Fleet | None:
+        if fleet not in self._fleets:
+            self._fleets[fleet] = await self.storage.get_fleet(fleet)
+        return self._fleets[fleet]
+
+    async def nodes(self, fleet: FleetId) -> list[Node]:
+        if fleet not in self._nodes:
+            self._nodes[fleet] = await self.storage.placement_nodes(fleet, self.clock())
+        return self._nodes[fleet]
+
+    def forget_nodes(self, fleet: FleetId) -> None:
+        self._nodes.pop(fleet, None)
+
+
+@define
+class Allocator(Actor):
+    """One look at the waiting jobs after every poke and every poll interval."""
+
+    mailboxes: ClassVar[tuple[MailboxSpec, ...]] = ()
+    storage: Storage
+    clock: Clock
+    backoff: Backoff
+    storage_root: str  # for Fleets that name none
+    _timer: Timer | None = field(default=None, init=False)
+
+    async def run(self, context: Context) -> None:
+        await signal_on_pokes(context, "look", self.storage, (Topic.JOBS,), self.backoff)
+
+    @on_signal("look")
+    async def look(self, context: Context) -> None:
+        look = _Look(self.storage, self.clock)
+        try:
+            for job in await self.storage.waiting_jobs(JOBS_A_LOOK):
+                await self._allocate(job, look)
+        except StorageUnavailable as error:
+            log.warning("allocator waits for the database", error=str(error))  # P-09: the next look reads what was written
+            self._look_again(context)
+
+    def _look_again(self, context: Context) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = context.timer("look", self.backoff.next_seconds())
+
+    async def _allocate(self, job: Job, look: _Look) -> None:
+        """Place ``job``, or keep the reason why it waits. A job that was stopped meanwhile is simply not placed."""
+        fleet = await look.fleet(job.fleet)
+        if fleet is None:
+            await self._wait(job, "no-fleet", (Reason("no-fleet", f"Fleet {job.fleet} does not exist any more", job.fleet),))
+            return
+        if not storage_root_of(fleet, self.storage_root):
+            reason = Reason("no-storage-root", f"neither Fleet {fleet.id} nor TUNEPLANE_STORAGE_ROOT names a storage root", fleet.id)
+            await self._wait(job, reason.code, (reason,))
+            return
+        for _ in range(TRIES_A_JOB):
+            answer = place(job.spec, fleet, await look.nodes(fleet.id), self.clock())
+            if isinstance(answer, MustWait):
+                await self._wait(job, answer.code, answer.reasons)
+                return
+            planned = plan_attempt(job, fleet, answer, self.storage_root)
+            if planned.too_large:
+                await self._wait(job, "plan-too-large", (Reason("plan-too-large", f"its plan is larger than {MAX_PLAN_BYTES} bytes"),))
+                return
+            look.forget_nodes(fleet.id)
+            if await self._write(job, planned):
+                return
+
+    async def _write(self, job: Job, planned: PlannedAttempt) -> bool:
+        if_placed = await self.storage.place(job.id, planned.id, planned.number, planned.members, self.clock())
+        log.info("placement", job=job.id, attempt=planned.id, nodes=[member.node for member in planned.members], placed=if_placed)
+        return if_placed
+
+    async def _wait(self, job: Job, code: str, reasons: tuple[Reason, ...]) -> None:
+        shown = _shorten(reasons)
+        if job.waiting is None or (job.waiting.code, job.waiting.reasons) != (code, shown):
+            await self.storage.note_waiting(job.id, code, shown, self.clock())
+
+
+def _shorten(reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
+    if len(reasons) <= MAX_REASONS:
+        return reasons
+    return (*reasons[:MAX_REASONS], Reason("more", f"and {len(reasons) - MAX_REASONS} more Nodes with reasons of their own"))

@@ -1,0 +1,121 @@
+"""The gateway's supervision tree, and the actor that listens for Nodes."""
+
+from __future__ import annotations
+
+import ssl
+from typing import ClassVar
+
+from attrs import define, field
+
+from tuneplane.actors import Actor, ChildSpec, Context, MailboxSpec, Strategy, SupervisorSpec, handles
+from tuneplane.domain.ids import GatewayId
+from tuneplane.domain.ports import Storage
+from tuneplane.domain.timings import Timings
+from tuneplane.wire.link import serve_gateway
+
+from .dispatch import Dispatcher
+from .door import Door
+from .listening import Listening
+from .patience import Backoff, Clock, Entropy, parent_path
+from .presence import Presence
+from .relay import Relay, WhereAreYou
+from .roster import Roster
+
+ADDRESS_QUESTIONS = 8  # start-up and tests ask once
+
+
+@define
+class Listener(Actor):
+    """Serves Nodes on one address. Ready when it listens. Its end ends every session's link, so it is stopped first."""
+
+    mailboxes: ClassVar[tuple[MailboxSpec, ...]] = (MailboxSpec("address", ADDRESS_QUESTIONS, "asked once at start-up"),)
+    storage: Storage
+    gateway: GatewayId
+    timings: Timings
+    clock: Clock
+    entropy: Entropy
+    roster: Roster
+    host: str
+    port: int
+    tls: ssl.SSLContext
+    _listening: Listening = field(factory=Listening, init=False)
+
+    async def on_start(self, context: Context) -> None:
+        context.start_task(self._serve, self._door(context), name="serve")
+        await self._listening.wait()
+
+    @handles(WhereAreYou, mailbox="address")
+    async def where(self, message: WhereAreYou, context: Context) -> tuple[str, int]:
+        return self.host, self._listening.port
+
+    async def _serve(self, door: Door) -> None:
+        await serve_gateway(host=self.host, port=self.port, tls=self.tls, door=door, timings=self.timings, task_status=self._listening)
+
+    def _door(self, context: Context) -> Door:
+        base = parent_path(context)
+        return Door(
+            storage=self.storage,
+            gateway=self.gateway,
+            timings=self.timings,
+            clock=self.clock,
+            entropy=self.entropy,
+            roster=self.roster,
+            sessions=context.system.pool(f"{base}/sessions"),
+            dispatcher=f"{base}/dispatcher",
+        )
+
+
+def gateway_root(
+    storage: Storage,
+    gateway_id: GatewayId,
+    timings: Timings,
+    clock: Clock,
+    entropy: Entropy,
+    *,
+    listen: tuple[str, int],
+    tls: ssl.SSLContext,
+    relay: tuple[str, int],
+    relay_tls: ssl.SSLContext,
+    relay_published_host: str = "",
+) -> SupervisorSpec:
+    """``gateway``: relay, presence, sessions (pool), dispatcher, listener; stopped in reverse, Nodes first told goodbye.
+
+    ``relay`` is bound on an internal address and published under ``relay_published_host`` (default: the bound host).
+    Port 0 binds any free one; ask ``listener`` or ``relay`` with :class:`WhereAreYou`.
+    """
+    roster = Roster()
+
+    def make_relay() -> Relay:
+        host, port = relay
+        return Relay(host=host, port=port, published_host=relay_published_host or host, tls=relay_tls, roster=roster)
+
+    def make_presence() -> Presence:
+        return Presence(storage=storage, gateway=gateway_id, timings=timings, clock=clock, backoff=Backoff(entropy), roster=roster)
+
+    def make_dispatcher() -> Dispatcher:
+        return Dispatcher(storage=storage, gateway=gateway_id, timings=timings, backoff=Backoff(entropy), roster=roster)
+
+    def make_listener() -> Listener:
+        host, port = listen
+        return Listener(
+            storage=storage,
+            gateway=gateway_id,
+            timings=timings,
+            clock=clock,
+            entropy=entropy,
+            roster=roster,
+            host=host,
+            port=port,
+            tls=tls,
+        )
+
+    return SupervisorSpec(
+        name="gateway",
+        children=(
+            ChildSpec(name="relay", factory=make_relay),
+            ChildSpec(name="presence", factory=make_presence),
+            SupervisorSpec(name="sessions", strategy=Strategy.POOL),
+            ChildSpec(name="dispatcher", factory=make_dispatcher),
+            ChildSpec(name="listener", factory=make_listener, stop_seconds=timings.shutdown_grace),
+        ),
+    )

@@ -1,0 +1,49 @@
+"""Reading a member's log from any process: find the gateway that holds the Node's session, and ask its relay (P-23)."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from attrs import frozen
+
+from tuneplane.domain.errors import Refused
+from tuneplane.domain.fleets import Node
+from tuneplane.domain.frames import LogPiece, LogQuery
+from tuneplane.domain.ids import NodeId
+from tuneplane.domain.ports import Storage
+from tuneplane.wire.relay import read_relay
+
+from .patience import Clock
+
+
+@frozen(kw_only=True)
+class RelayLogReader:
+    """Implements ``api_logs.LogReader`` for any process of the control plane."""
+
+    storage: Storage
+    tls: ssl.SSLContext  # the internal mutual-TLS identity, dialling side
+    clock: Clock
+
+    @asynccontextmanager
+    async def open_log(self, query: LogQuery) -> AsyncIterator[AsyncIterator[LogPiece]]:
+        """The pieces of a read, in order; the last has ``end``. Deadlines are the caller's; leaving the block ends the read.
+
+        Refused(code="node-unreachable") says which Node has no session and since when. A read that breaks off later ends
+        with a piece that has an ``error``. StorageUnavailable.
+        """
+        address = await self.storage.gateway_of(query.node, self.clock())
+        if address is None:
+            raise Refused("node-unreachable", _absence(query.node, await self.storage.get_node(query.node, self.clock())))
+        async with read_relay(host=address.host, port=address.port, tls=self.tls, query=query) as pieces:
+            yield pieces
+
+
+def _absence(name: NodeId, node: Node | None) -> str:
+    if node is None:
+        return f"Node {name} has been removed; its logs went with it"
+    if node.connection.since is None:
+        return f"Node {name} has never been connected"
+    since = node.connection.since.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return f"Node {name} is not connected (since {since}); its logs can be read when it is back"

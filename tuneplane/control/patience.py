@@ -1,0 +1,75 @@
+"""What every reconciler of this room does alike: follow pokes, and wait longer after each failure of the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import structlog
+import trio
+from attrs import define, field
+
+from tuneplane.actors import Context, Ref
+from tuneplane.domain.errors import StorageUnavailable
+from tuneplane.domain.ports import PokeStore, Topic
+
+log = structlog.get_logger("tuneplane.control")
+
+Clock = Callable[[], datetime]
+"""The time in UTC."""
+
+Entropy = Callable[[int], bytes]
+"""``n`` random bytes."""
+
+FIRST_SECONDS = 0.1  # a restarted PostgreSQL answers within a second or two
+MOST_SECONDS = 5.0  # P-17: what waited for the database takes effect within 5 s of its return
+
+
+@define
+class Backoff:
+    """Doubling waits with jitter: half of each is fixed and half is drawn, so that many waiters spread out."""
+
+    entropy: Entropy
+    first: float = FIRST_SECONDS
+    most: float = MOST_SECONDS
+    _failures: int = field(default=0, init=False)
+
+    def reset(self) -> None:
+        self._failures = 0
+
+    def next_seconds(self) -> float:
+        """The next wait; more than ``most`` is never asked."""
+        whole = min(self.first * 2.0 ** min(self._failures, 30), self.most)
+        self._failures += 1
+        return whole * (0.5 + int.from_bytes(self.entropy(2), "big") / 131072.0)
+
+
+async def signal_on_pokes(context: Context, signal: str, store: PokeStore, topics: Sequence[Topic], backoff: Backoff) -> None:
+    """Raise ``signal`` at once, after every poke, every reconnect and every poll interval, until the actor is asked to stop.
+
+    A lost database is waited for.
+    """
+    with context.until_stopping():
+        await _follow_pokes(store, topics, backoff, lambda: context.ref.signal(signal))
+
+
+async def _follow_pokes(store: PokeStore, topics: Sequence[Topic], backoff: Backoff, on_poke: Callable[[], None]) -> None:
+    while True:
+        try:
+            async with store.open_pokes(topics) as pokes:
+                async for _ in pokes:
+                    backoff.reset()
+                    on_poke()
+        except StorageUnavailable as error:
+            log.warning("pokes lost, polling again soon", topics=[topic.value for topic in topics], error=str(error))
+        await trio.sleep(backoff.next_seconds())
+
+
+def sibling(context: Context, name: str) -> Ref | None:
+    """The actor called ``name`` under the same supervisor, or None while it is down."""
+    return context.system.ref(f"{parent_path(context)}/{name}")
+
+
+def parent_path(context: Context) -> str:
+    """The path of the supervisor of this actor."""
+    return context.path.rpartition("/")[0]

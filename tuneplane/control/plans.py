@@ -1,0 +1,84 @@
+"""From a placement to the immutable member plans (R-LCH-01): all decisions are in the plan, the Node resolves nothing."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from tuneplane.domain.fleets import Fleet
+from tuneplane.domain.ids import AttemptId, attempt_id, member_id
+from tuneplane.domain.jobs import Allocation, Job, PlacedMember
+from tuneplane.domain.jobspec import cpu_millis, memory_bytes
+from tuneplane.domain.placement import Placed
+from tuneplane.domain.plan import MAX_PLAN_BYTES, MemberPlan, plan_bytes, plan_digest
+
+
+@frozen
+class PlannedAttempt:
+    """An attempt as it is about to be written."""
+
+    id: AttemptId
+    number: int
+    members: tuple[PlacedMember, ...]
+
+    @property
+    def too_large(self) -> bool:
+        """No frame could carry one of the plans."""
+        return any(len(member.plan) > MAX_PLAN_BYTES for member in self.members)
+
+
+def plan_attempt(job: Job, fleet: Fleet, placed: Placed, default_root: str) -> PlannedAttempt:
+    """The next attempt of ``job``: a plan a member. ``default_root`` is used unless the Fleet names its own."""
+    number = 1 + max((attempt.number for attempt in job.attempts), default=0)
+    attempt = attempt_id(job.id, number)
+    root = storage_root_of(fleet, default_root)
+    plans = [_member_plan(job, fleet, attempt, number, allocation, len(placed.members), root) for allocation in placed.members]
+    return PlannedAttempt(attempt, number, tuple(_placed_member(plan) for plan in plans))
+
+
+def storage_root_of(fleet: Fleet, default_root: str) -> str:
+    """The shared directory of a Fleet's machines; "" when neither the Fleet nor the setting names one."""
+    return fleet.config.get("storage_root", default_root)
+
+
+def _member_plan(job: Job, fleet: Fleet, attempt: AttemptId, number: int, allocation: Allocation, world: int, root: str) -> MemberPlan:
+    body = job.spec.spec
+    return MemberPlan(
+        member=member_id(attempt, allocation.rank),
+        attempt=attempt,
+        attempt_number=number,
+        job=job.id,
+        job_name=job.name,
+        fleet=fleet.id,
+        node=allocation.node,
+        rank=allocation.rank,
+        world=world,
+        image=job.image,
+        command=body.command,
+        env=body.env,
+        workdir=body.workdir,
+        cpu_millis=cpu_millis(job.spec.pool),
+        memory_bytes=memory_bytes(job.spec.pool),
+        gpu_uuids=allocation.gpu_uuids,
+        ports=allocation.ports,
+        storage_root=root,
+        output_dir=f"{root.rstrip('/')}/jobs/{job.id}/{attempt}",
+        stop_signal=body.stop.signal,
+        stop_grace_seconds=body.stop.grace_seconds,
+        max_runtime_seconds=body.max_runtime_seconds,
+        trace=job.trace,
+    )
+
+
+def _placed_member(plan: MemberPlan) -> PlacedMember:
+    data = plan_bytes(plan)
+    return PlacedMember(
+        member=plan.member,
+        node=plan.node,
+        rank=plan.rank,
+        plan=data,
+        plan_digest=plan_digest(data),
+        cpu_millis=plan.cpu_millis,
+        memory_bytes=plan.memory_bytes,
+        gpu_uuids=plan.gpu_uuids,
+        ports=plan.ports,
+    )
