@@ -15,7 +15,7 @@ from trio.lowlevel import checkpoint, current_task
 
 from .actor import Context
 from .errors import ActorGone, AskFailed, CleanUpOverdue, NoHandler, StartOverdue
-from .exits import Crashed, ExitReason, Finished, Killed, Stopped, describe, split_errors
+from .exits import Crashed, ErrorsKept, ExitReason, Finished, Killed, Stopped, describe
 from .flag import Flag
 from .handlers import Handler
 from .mailbox import Letter, Mailbox, Question, Seat
@@ -67,23 +67,21 @@ class Cell:
 
         Cancelled (or interrupted) from outside: the clean-up runs and the waiters are answered before it goes on up.
         """
-        upwards = await self._attempt(lambda: self._serve(ready))
-        self._release(self._reason(bool(upwards)))
-        upwards += await self._attempt(self._clean_up)
-        reason = self._finish(self._reason(bool(upwards)))
-        if upwards:
-            raise upwards[0] if len(upwards) == 1 else BaseExceptionGroup(f"{self.path} was interrupted", upwards)
-        return reason
-
-    async def _attempt(self, stage: Callable[[], Awaitable[None]]) -> list[BaseException]:
-        """Keep the errors for the exit reason; hand back what must go on upwards once this cell is done."""
+        interrupted = True
         try:
-            await stage()
-        except BaseException as raised:
-            errors, rest = split_errors(raised)
-            self._errors += errors
-            return [] if rest is None else [rest]
-        return []
+            with ErrorsKept(self._errors):
+                await self._serve(ready)
+            interrupted = False
+        finally:
+            self._release(self._reason(interrupted))
+            try:
+                with trio.CancelScope(shield=True, deadline=self.system.now() + self.spec.cleanup_seconds) as limit:
+                    await self._clean_up()
+                if limit.cancelled_caught:
+                    self._report_clean_up()
+            finally:
+                reason = self._finish(self._reason(interrupted))
+        return reason
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         with self._scope:
@@ -183,11 +181,13 @@ class Cell:
                 await self.actor.signals[name](self.actor, self.context)
 
     async def _clean_up(self) -> None:
-        with trio.CancelScope(shield=True, deadline=self.system.now() + self.spec.cleanup_seconds) as scope:
+        with ErrorsKept(self._errors):
             await self.actor.on_stop(self.context)
-        if scope.cancelled_caught:
-            self.system.report_overdue(self.path, f"clean-up cancelled after {self.spec.cleanup_seconds:g} s")
-            raise CleanUpOverdue(self.path, self.spec.cleanup_seconds)
+
+    def _report_clean_up(self) -> None:
+        error = CleanUpOverdue(self.path, self.spec.cleanup_seconds)
+        self._errors.append(error)
+        self.system.report_overdue(self.path, str(error))
 
     # --- called from any task; none of these waits ---
 

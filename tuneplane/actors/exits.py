@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Union
 
 from attrs import field, frozen
@@ -56,12 +57,31 @@ def describe(reason: ExitReason) -> str:
     return {Finished: "finished", Stopped: "stopped", Killed: "killed"}[type(reason)]
 
 
-def split_errors(raised: BaseException) -> tuple[list[Exception], BaseException | None]:
-    """Part what an actor's owner must hear of from what must go on upwards.
+class ErrorsKept:
+    """``with ErrorsKept(errors):`` keeps the errors raised in the block for the actor's owner and re-raises the rest.
 
-    The first part holds the errors proper; the second ``Cancelled`` and the likes of ``KeyboardInterrupt``, to be
-    re-raised once the clean-up is done. A mixed group is split, so that neither part is lost.
+    The rest is ``Cancelled`` and the likes of ``KeyboardInterrupt``. A mixed group is split, so that neither part is
+    lost: errors do not vanish in a cancel, and a cancel is never swallowed.
     """
+
+    def __init__(self, errors: list[Exception]) -> None:
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None) -> bool:
+        if raised is None:
+            return False
+        errors, rest = split_errors(raised)
+        self._errors += errors
+        if rest is not None and rest is not raised:
+            raise rest
+        return rest is None
+
+
+def split_errors(raised: BaseException) -> tuple[list[Exception], BaseException | None]:
+    """Part the errors proper from what must go on upwards."""
     if isinstance(raised, Exception):  # an ExceptionGroup of errors only is an Exception too
         return _leaves(raised), None
     if isinstance(raised, BaseExceptionGroup):

@@ -31,7 +31,7 @@ class SupervisorSpec:
     """A supervisor and its children in the order of their start. ``restart`` is what its own supervisor does with it."""
 
     name: str = field(validator=validators.matches_re(NAME))
-    children: tuple[AnySpec, ...] = field(default=(), converter=tuple)
+    children: tuple[AnySpec, ...] = field(default=())
     strategy: Strategy = Strategy.ONE_FOR_ONE
     restart: Restart = Restart.PERMANENT
     budget: Budget = Budget()
