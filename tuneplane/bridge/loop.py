@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -22,6 +24,7 @@ from . import fastloop
 
 P = ParamSpec("P")
 T = TypeVar("T")
+AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.BaseProtocol)
 
 log = logging.getLogger(__name__)
 
@@ -85,3 +88,48 @@ async def from_trio(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs
     """
     result: T = await trio_asyncio.aio_as_trio(function)(*args, **kwargs)
     return result
+
+
+async def asyncio_connection(
+    factory: Callable[[], AnyProtocol],
+    raw: socket.socket,
+    context: ssl.SSLContext,
+    *,
+    server_hostname: str | None,
+    handshake: float,
+    farewell: float,
+) -> AnyProtocol:
+    """Put TLS and ``factory()``'s protocol on the connected socket ``raw``; client side when ``server_hostname`` is given.
+
+    Call from Trio. ``handshake`` and ``farewell`` bound TLS's two exchanges in seconds. Raises OSError (ssl.SSLError and
+    time-outs included); on any failure and on cancellation the socket is closed.
+    """
+    loop = asyncio.get_running_loop()
+    handed_over = False
+
+    def make() -> AnyProtocol:
+        nonlocal handed_over
+        handed_over = True  # from here on asyncio's transport owns the socket, and closes it whatever happens
+        return factory()
+
+    async def connect() -> AnyProtocol:
+        if server_hostname is None:
+            _, protocol = await loop.connect_accepted_socket(
+                make, raw, ssl=context, ssl_handshake_timeout=handshake, ssl_shutdown_timeout=farewell
+            )
+        else:
+            _, protocol = await loop.create_connection(
+                make,
+                sock=raw,
+                ssl=context,
+                server_hostname=server_hostname,
+                ssl_handshake_timeout=handshake,
+                ssl_shutdown_timeout=farewell,
+            )
+        return protocol
+
+    try:
+        return await from_trio(connect)
+    finally:
+        if not handed_over:
+            raw.close()

@@ -1,0 +1,297 @@
+"""Frames of a Node, as protobuf and as domain values. Everything a peer can choose is checked (:mod:`.fields`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from ..domain.fleets import Budgets, Gpu, Inventory
+from ..domain.frames import (
+    LOG_CHUNK_BYTES,
+    CommandAnswer,
+    Heartbeat,
+    Hello,
+    InventoryReport,
+    LogChunk,
+    NodeFrame,
+    Observation,
+    Progress,
+    ReconcileDone,
+)
+from ..domain.ids import FleetId, JournalId, MemberId, NodeId, OperationId
+from ..domain.launch_table import MemberPhase
+from . import fields as f
+from .fields import FrameError
+from .pb import session_pb2 as pb
+
+PHASES = {
+    MemberPhase.PENDING: pb.MEMBER_PHASE_PENDING,
+    MemberPhase.PREPARING: pb.MEMBER_PHASE_PREPARING,
+    MemberPhase.PREPARED: pb.MEMBER_PHASE_PREPARED,
+    MemberPhase.STARTING: pb.MEMBER_PHASE_STARTING,
+    MemberPhase.RUNNING: pb.MEMBER_PHASE_RUNNING,
+    MemberPhase.STOPPING: pb.MEMBER_PHASE_STOPPING,
+    MemberPhase.TERMINATED: pb.MEMBER_PHASE_TERMINATED,
+    MemberPhase.ABORTED: pb.MEMBER_PHASE_ABORTED,
+    MemberPhase.UNKNOWN: pb.MEMBER_PHASE_UNKNOWN,
+}
+_PHASE_OF = {number: phase for phase, number in PHASES.items()}
+MAX_PATH_BYTES = 4096  # PATH_MAX
+MAX_PROTOCOL = 2**16
+MAX_PORT = 65535
+
+
+def decode_node_frame(data: bytes) -> NodeFrame:
+    """One message of a Node. Raises FrameError."""
+    try:
+        message = pb.NodeFrame.FromString(data)
+    except DecodeError as error:
+        raise FrameError("frame", "is not a protobuf message of this kind") from error
+    name = message.WhichOneof("body")
+    if name is None:
+        raise FrameError("frame", "has no body that this version knows")
+    return _DECODERS[name](getattr(message, name))
+
+
+def encode_node_frame(frame: NodeFrame) -> bytes:
+    """The bytes of one frame of a Node."""
+    name, encode = _ENCODERS[type(frame)]
+    return pb.NodeFrame(**{name: encode(frame)}).SerializeToString()
+
+
+# ---------------------------------------------------------------- hello, heartbeat
+
+
+def _decode_hello(m: pb.Hello) -> Hello:
+    return Hello(
+        protocol=f.count(m.protocol, "hello.protocol", MAX_PROTOCOL),
+        node=NodeId(f.checked_id(m.node, "hello.node")),
+        fleet=FleetId(f.checked_id(m.fleet, "hello.fleet")),
+        boot_id=f.checked_id(m.boot_id, "hello.boot_id"),
+        machine_id=f.checked_id(m.machine_id, "hello.machine_id"),
+        journal_id=JournalId(f.checked_id(m.journal_id, "hello.journal_id")),
+        journal_sequence=f.count(m.journal_sequence, "hello.journal_sequence"),
+        node_version=f.word(m.node_version, "hello.node_version"),
+        address=f.word(m.address, "hello.address", 255),
+        sent_at=f.moment(m.sent_at, "hello.sent_at"),
+    )
+
+
+def _encode_hello(v: Hello) -> pb.Hello:
+    return pb.Hello(
+        protocol=v.protocol,
+        node=v.node,
+        fleet=v.fleet,
+        boot_id=v.boot_id,
+        machine_id=v.machine_id,
+        journal_id=v.journal_id,
+        journal_sequence=v.journal_sequence,
+        node_version=v.node_version,
+        address=v.address,
+        sent_at=f.micros(v.sent_at),
+    )
+
+
+def _decode_heartbeat(m: pb.Heartbeat) -> Heartbeat:
+    return Heartbeat(
+        sequence=f.count(m.sequence, "heartbeat.sequence"),
+        inventory_digest=f.digest(m.inventory_digest, "heartbeat.inventory_digest"),
+        sent_at=f.moment(m.sent_at, "heartbeat.sent_at"),
+    )
+
+
+def _encode_heartbeat(v: Heartbeat) -> pb.Heartbeat:
+    return pb.Heartbeat(sequence=v.sequence, inventory_digest=v.inventory_digest, sent_at=f.micros(v.sent_at))
+
+
+# ---------------------------------------------------------------- inventory
+
+
+def _decode_gpu(m: pb.Gpu) -> Gpu:
+    return Gpu(
+        index=f.count(m.index, "gpu.index", f.MAX_ITEMS),
+        uuid=f.checked_id(m.uuid, "gpu.uuid"),
+        name=f.text(m.name, "gpu.name", 256),
+        memory_bytes=f.count(m.memory_bytes, "gpu.memory_bytes"),
+    )
+
+
+def _decode_budgets(m: pb.Budgets) -> Budgets:
+    f.few(len(m.gpus.indexes), "budgets.gpus")
+    first = f.count(m.port_first, "budgets.port_first", MAX_PORT, 1)
+    return Budgets(
+        cpu_millis=f.count(m.cpu_millis, "budgets.cpu_millis") if m.HasField("cpu_millis") else None,
+        memory_bytes=f.count(m.memory_bytes, "budgets.memory_bytes") if m.HasField("memory_bytes") else None,
+        gpu_indexes=tuple(f.count(i, "budgets.gpus", f.MAX_ITEMS) for i in m.gpus.indexes) if m.HasField("gpus") else None,
+        port_first=first,
+        port_last=f.count(m.port_last, "budgets.port_last", MAX_PORT, first),
+        staging_bytes=f.count(m.staging_bytes, "budgets.staging_bytes"),
+    )
+
+
+def _decode_inventory(m: pb.InventoryReport) -> InventoryReport:
+    i = m.inventory
+    f.few(len(i.gpus), "inventory.gpus")
+    f.few(len(i.problems), "inventory.problems")
+    inventory = Inventory(
+        hostname=f.text(i.hostname, "inventory.hostname", 255),
+        node_version=f.word(i.node_version, "inventory.node_version"),
+        cpu_count=f.count(i.cpu_count, "inventory.cpu_count", MAX_PROTOCOL),
+        memory_bytes=f.count(i.memory_bytes, "inventory.memory_bytes"),
+        gpus=tuple(_decode_gpu(gpu) for gpu in i.gpus),
+        driver_version=f.text(i.driver_version, "inventory.driver_version", 256),
+        runtime=f.text(i.runtime, "inventory.runtime", 256),
+        gpu_runtime=i.gpu_runtime,
+        storage_root=f.text(i.storage_root, "inventory.storage_root", MAX_PATH_BYTES),
+        storage_root_seen=i.storage_root_seen,
+        budgets=_decode_budgets(i.budgets),
+        problems=tuple(f.text(problem, "inventory.problems") for problem in i.problems),
+    )
+    return InventoryReport(inventory=inventory, digest=f.digest(m.digest, "inventory.digest"))
+
+
+def _encode_budgets(v: Budgets) -> pb.Budgets:
+    return pb.Budgets(
+        cpu_millis=v.cpu_millis,
+        memory_bytes=v.memory_bytes,
+        gpus=None if v.gpu_indexes is None else pb.GpuIndexes(indexes=v.gpu_indexes),
+        port_first=v.port_first,
+        port_last=v.port_last,
+        staging_bytes=v.staging_bytes,
+    )
+
+
+def _encode_inventory(v: InventoryReport) -> pb.InventoryReport:
+    i = v.inventory
+    gpus = [pb.Gpu(index=gpu.index, uuid=gpu.uuid, name=f.to_text(gpu.name, 256), memory_bytes=gpu.memory_bytes) for gpu in i.gpus]
+    inventory = pb.Inventory(
+        hostname=f.to_text(i.hostname, 255),
+        node_version=i.node_version,
+        cpu_count=i.cpu_count,
+        memory_bytes=i.memory_bytes,
+        gpus=gpus,
+        driver_version=f.to_text(i.driver_version, 256),
+        runtime=f.to_text(i.runtime, 256),
+        gpu_runtime=i.gpu_runtime,
+        storage_root=f.to_text(i.storage_root, MAX_PATH_BYTES),
+        storage_root_seen=i.storage_root_seen,
+        budgets=_encode_budgets(i.budgets),
+        problems=[f.to_text(problem) for problem in i.problems[: f.MAX_ITEMS]],
+    )
+    return pb.InventoryReport(inventory=inventory, digest=v.digest)
+
+
+# ---------------------------------------------------------------- answers and observations
+
+
+def _decode_answer(m: pb.CommandAnswer) -> CommandAnswer:
+    return CommandAnswer(
+        operation=OperationId(f.checked_id(m.operation, "answer.operation")),
+        accepted=m.accepted,
+        code=f.code(m.code, "answer.code"),
+        detail=f.text(m.detail, "answer.detail"),
+    )
+
+
+def _encode_answer(v: CommandAnswer) -> pb.CommandAnswer:
+    return pb.CommandAnswer(operation=v.operation, accepted=v.accepted, code=v.code, detail=f.to_text(v.detail))
+
+
+def _decode_progress(m: pb.Progress) -> Progress:
+    return Progress(
+        phase=f.code(m.phase, "progress.phase"),
+        done=f.count(m.done, "progress.done"),
+        total=f.count(m.total, "progress.total"),
+        unit=f.code(m.unit, "progress.unit"),
+    )
+
+
+def _decode_observation(m: pb.Observation) -> Observation:
+    if m.phase not in _PHASE_OF:
+        raise FrameError("observation.phase", f"{m.phase} is no phase that this version knows")
+    return Observation(
+        member=MemberId(f.checked_id(m.member, "observation.member")),
+        revision=f.count(m.revision, "observation.revision"),
+        phase=_PHASE_OF[m.phase],
+        plan_digest=f.digest(m.plan_digest, "observation.plan_digest"),
+        boot_id=f.optional_id(m.boot_id, "observation.boot_id"),
+        hold_seconds_left=f.seconds(m.hold_seconds_left, "observation.hold_seconds_left") if m.HasField("hold_seconds_left") else None,
+        container_id=f.optional_id(m.container_id, "observation.container_id"),
+        started_at=f.optional_moment(m.started_at, "observation.started_at"),
+        ended_at=f.optional_moment(m.ended_at, "observation.ended_at"),
+        exit_code=m.exit_code if m.HasField("exit_code") else None,
+        oom_killed=m.oom_killed,
+        reason_code=f.code(m.reason_code, "observation.reason_code"),
+        reason_detail=f.text(m.reason_detail, "observation.reason_detail"),
+        cleaned=m.cleaned,
+        progress=_decode_progress(m.progress) if m.HasField("progress") else None,
+    )
+
+
+def _encode_observation(v: Observation) -> pb.Observation:
+    p = v.progress
+    return pb.Observation(
+        member=v.member,
+        revision=v.revision,
+        phase=PHASES[v.phase],
+        plan_digest=v.plan_digest,
+        boot_id=v.boot_id,
+        hold_seconds_left=None if v.hold_seconds_left is None else max(v.hold_seconds_left, 0.0),
+        container_id=v.container_id,
+        started_at=f.micros(v.started_at),
+        ended_at=f.micros(v.ended_at),
+        exit_code=v.exit_code,
+        oom_killed=v.oom_killed,
+        reason_code=v.reason_code,
+        reason_detail=f.to_text(v.reason_detail),
+        cleaned=v.cleaned,
+        progress=None if p is None else pb.Progress(phase=p.phase, done=p.done, total=p.total, unit=p.unit),
+    )
+
+
+def _decode_reconcile_done(m: pb.ReconcileDone) -> ReconcileDone:
+    return ReconcileDone(members=m.members)
+
+
+def _encode_reconcile_done(v: ReconcileDone) -> pb.ReconcileDone:
+    return pb.ReconcileDone(members=v.members)
+
+
+# ---------------------------------------------------------------- logs
+
+
+def _decode_log(m: pb.LogChunk) -> LogChunk:
+    return LogChunk(
+        request=f.count(m.request, "log.request"),
+        offset=f.count(m.offset, "log.offset"),
+        data=f.blob(m.data, "log.data", LOG_CHUNK_BYTES),
+        gap=f.count(m.gap, "log.gap"),
+        end=m.end,
+        error=f.text(m.error, "log.error"),
+    )
+
+
+def _encode_log(v: LogChunk) -> pb.LogChunk:
+    return pb.LogChunk(request=v.request, offset=v.offset, data=v.data, gap=v.gap, end=v.end, error=f.to_text(v.error))
+
+
+_DECODERS: dict[str, Callable[[Any], NodeFrame]] = {
+    "hello": _decode_hello,
+    "heartbeat": _decode_heartbeat,
+    "inventory": _decode_inventory,
+    "answer": _decode_answer,
+    "observation": _decode_observation,
+    "reconcile_done": _decode_reconcile_done,
+    "log": _decode_log,
+}
+_ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    Hello: ("hello", _encode_hello),
+    Heartbeat: ("heartbeat", _encode_heartbeat),
+    InventoryReport: ("inventory", _encode_inventory),
+    CommandAnswer: ("answer", _encode_answer),
+    Observation: ("observation", _encode_observation),
+    ReconcileDone: ("reconcile_done", _encode_reconcile_done),
+    LogChunk: ("log", _encode_log),
+}
