@@ -17,7 +17,7 @@ import structlog
 import trio
 from attrs import define
 
-from tuneplane.actors import Stopped, SupervisorSpec, describe, open_system
+from tuneplane.actors import SupervisorSpec, SystemFailed, describe, open_system
 from tuneplane.domain.errors import TuneplaneError
 
 from .faults import install_fault_hook_from
@@ -84,19 +84,20 @@ async def _watch_signals(stopping: Stopping, task_status: trio.TaskStatus[None])
 async def run_system(name: str, root: SupervisorSpec, stopping: Stopping, on_ready: Callable[[], Awaitable[None]] | None = None) -> None:
     """Run the tree until it is asked to stop and has stopped. ``on_ready`` runs when all children are up.
 
-    Raises SystemFailed when a child does not start, TreeEnded when the tree gave up later.
+    Raises TreeEnded when a child does not start, or the tree gave up later.
     """
-    async with open_system(name, root) as system:
-        stopping.ask = system.stop
-        if stopping.asked:
-            system.stop()
-        elif on_ready is not None:
-            await on_ready()
-        log.info("up", system=name)
-        reason = await system.wait()
+    try:
+        async with open_system(name, root) as system:
+            stopping.ask = system.stop
+            if stopping.asked:
+                system.stop()
+            elif on_ready is not None:
+                await on_ready()
+            log.info("up", system=name)
+            reason = await system.wait()
+    except SystemFailed as error:
+        raise TreeEnded(f"{name} failed: {error}") from error
     log.info("down", system=name, reason=describe(reason))
-    if not isinstance(reason, Stopped):
-        raise TreeEnded(f"{name} {describe(reason)}")
 
 
 def _only_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
