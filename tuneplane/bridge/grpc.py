@@ -263,15 +263,17 @@ async def open_call(
     tls: ssl.SSLContext,
     settings: CallSettings,
     metadata: dict[str, str],
+    server_name: str | None = None,
 ) -> AsyncIterator[Call]:
     """Connect to ``host:port`` and open one call; leaving the block ends call and connection.
 
+    The server's certificate must be for ``server_name``, or ``host`` when that is None.
     Raises DialFailed; the caller's scope bounds how long connecting may take (the TLS handshake has its own limit).
     Left normally: queued messages leave first, our end of the stream is closed and the server's answer is waited for, all
     within FAREWELL_SECONDS. Left by an error or a cancellation: the stream is reset at once.
     """
     shrink_tls_buffers()
-    protocol = await _dial(host, port, tls, settings.keepalive_seconds)
+    protocol = await _dial(host, port, tls, settings.keepalive_seconds, server_name or host)
     ready = asyncio.get_running_loop().create_future()
     half = asyncio.get_running_loop().create_task(_client_half(_Channel(protocol, host, port), settings, metadata, ready))
     call: Call | None = None
@@ -287,7 +289,7 @@ async def open_call(
             await _wait_closed([protocol])
 
 
-async def _dial(host: str, port: int, tls: ssl.SSLContext, keepalive_seconds: float) -> PeerProtocol:
+async def _dial(host: str, port: int, tls: ssl.SSLContext, keepalive_seconds: float, server_name: str) -> PeerProtocol:
     try:
         stream = await trio.open_tcp_stream(host, port)
     except OSError as error:
@@ -299,7 +301,7 @@ async def _dial(host: str, port: int, tls: ssl.SSLContext, keepalive_seconds: fl
             lambda: PeerProtocol(ClientHandler(), config, h2_configuration(client_side=True)),
             raw,
             tls,
-            server_hostname=host,
+            server_hostname=server_name,
             handshake=HANDSHAKE_SECONDS,
             farewell=TLS_FAREWELL_SECONDS,
         )
