@@ -48,17 +48,18 @@ class Door:
             try:
                 return await self.storage.authenticate(secret_hash(credential), self.clock())
             except StorageUnavailable as error:
-                raise _away() from error
+                raise self._away() from error
 
     async def welcome(self, identity: NodeIdentity, hello: Hello) -> Welcome:
-        """Raise the Node's epoch: from here on every earlier session of it is fenced. Refused when it is not that Node."""
-        _check_hello(identity, hello)
+        """Raise the Node's epoch: from here on every earlier session of it is fenced. The link has compared the ids."""
         now = self.clock()
         async with self._greetings:
             try:
                 opened = await self.storage.open_session(identity, self.gateway, hello, now)
             except StorageUnavailable as error:
-                raise _away() from error
+                raise self._away() from error
+            except Refused as refused:  # P-15: another machine's session may end with its gateway's lease
+                raise Refused(refused.code, str(refused), retry_after_seconds=self.timings.gateway_lease) from refused
         offset = (hello.sent_at - now).total_seconds()
         log.info("session opened", node=identity.node, epoch=opened.epoch, version=hello.node_version, clock_offset=offset)
         return Welcome(
@@ -108,15 +109,6 @@ class Door:
             if entry.epoch < link.epoch:
                 entry.end("fenced", f"session {link.epoch} of the same Node has begun")
 
-
-def _away() -> Refused:
-    return Refused("storage-unavailable", "the gateway has no database at the moment; try again")
-
-
-def _check_hello(identity: NodeIdentity, hello: Hello) -> None:
-    if hello.protocol != WIRE_PROTOCOL:
-        raise Refused("wrong-protocol", f"this gateway speaks wire protocol {WIRE_PROTOCOL}, the Node {hello.protocol}")
-    if hello.node != identity.node:
-        raise Refused("wrong-node", f"the credential belongs to Node {identity.node}, not to {hello.node}")
-    if hello.fleet != identity.fleet:
-        raise Refused("wrong-fleet", f"Node {identity.node} belongs to Fleet {identity.fleet}, not to {hello.fleet}")
+    def _away(self) -> Refused:
+        wait = self.timings.gateway_renew
+        return Refused("storage-unavailable", "the gateway has no database at the moment; try again", retry_after_seconds=wait)

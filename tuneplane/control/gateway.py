@@ -21,6 +21,7 @@ from .presence import Presence
 from .relay import Relay, WhereAreYou
 from .roster import Roster
 
+GOODBYE_SECONDS = 2.0  # beyond the drain of its links, before the kernel calls the listener overdue
 ADDRESS_QUESTIONS = 8  # start-up and tests ask once
 
 
@@ -116,6 +117,6 @@ def gateway_root(
             ChildSpec(name="presence", factory=make_presence),
             SupervisorSpec(name="sessions", strategy=Strategy.POOL),
             ChildSpec(name="dispatcher", factory=make_dispatcher),
-            ChildSpec(name="listener", factory=make_listener, stop_seconds=timings.shutdown_grace),
+            ChildSpec(name="listener", factory=make_listener, stop_seconds=timings.shutdown_grace + GOODBYE_SECONDS),
         ),
     )

@@ -63,4 +63,4 @@ def _key(frame: Reported) -> Hashable:
         return ("member", frame.member)
     if isinstance(frame, CommandAnswer):
         return ("operation", frame.operation)
-    return type(frame)
+    return type(frame).__name__

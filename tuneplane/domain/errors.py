@@ -32,13 +32,16 @@ class Reason:
 
 
 class Refused(TuneplaneError):
-    """The request is well formed and must not be done. ``code`` is stable; ``reasons`` explain."""
+    """The request is well formed and must not be done (now). ``code`` is stable; ``reasons`` explain."""
 
-    def __init__(self, code: str, detail: str, *, field: str = "", reasons: tuple[Reason, ...] = ()) -> None:
+    def __init__(
+        self, code: str, detail: str, *, field: str = "", reasons: tuple[Reason, ...] = (), retry_after_seconds: float = 0.0
+    ) -> None:
         super().__init__(detail)
         self.code = code
         self.field = field
         self.reasons = reasons
+        self.retry_after_seconds = retry_after_seconds  # > 0: the same may be granted then
 
 
 class NotFound(TuneplaneError):

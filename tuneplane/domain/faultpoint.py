@@ -19,7 +19,46 @@ class AnswerLost(OSError):
 
 
 # name -> the process that passes it and what is made durable or done there
-FAULT_POINTS: dict[str, str] = {}
+FAULT_POINTS: dict[str, str] = {
+    "control.acknowledge": "gateway: an acknowledgement of a stored observation leaves for the Node",
+    "control.cache-identity": "api: certificate and key of a TLS identity appear in their directory",
+    "control.send-command": "gateway: a command, marked as sent, leaves for the Node",
+    "storage.embedded_create": "app: the embedded PostgreSQL's cluster",
+    "storage.embedded_start": "app: the embedded PostgreSQL's process",
+    "storage.migrate": "app: the schema's migrations, all of them or none",
+    "storage.create_user": "api: an account",
+    "storage.create_api_token": "api: an API token's hash",
+    "storage.user_by_token": "api: when an API token was last used, at most once a minute",
+    "storage.revoke_api_token": "api: the end of an API token",
+    "storage.audit": "api: one line of the audit log",
+    "storage.create_fleet": "api: a Fleet",
+    "storage.update_fleet": "api: a Fleet's settings or state",
+    "storage.delete_fleet": "api: the end of a Fleet",
+    "storage.mint_join_token": "api: a Join Token's hash",
+    "storage.revoke_join_token": "api: the end of a Join Token",
+    "storage.join": "api: a Node, its credential's hash and the use of its Join Token",
+    "storage.set_node_state": "api: what an operator wants of a Node",
+    "storage.delete_node": "api: the end of a Node, its credentials, session and holds",
+    "storage.submit": "api: a queued job",
+    "storage.request_stop": "api: an accepted stop, with its withdrawals and Stop commands",
+    "storage.publish_identity": "api: a TLS identity, the first one for all replicas",
+    "storage.register_gateway": "gateway: its address and lease",
+    "storage.renew_gateway": "gateway: a longer lease",
+    "storage.close_gateway": "gateway: the end of its sessions and lease",
+    "storage.open_session": "gateway: a Node's raised session epoch",
+    "storage.close_session": "gateway: the end of a Node's session",
+    "storage.record_inventory": "gateway: an inventory, its budgets, cards and cordons",
+    "storage.inventory_stale": "gateway: that an inventory is no longer fresh",
+    "storage.observe": "gateway: an observation of a member; at its end the release of its holds",
+    "storage.mark_sent": "gateway: that a command is about to be sent",
+    "storage.answer_command": "gateway: a Node's answer to a command",
+    "storage.place": "worker: an attempt, its plans and its holds",
+    "storage.note_waiting": "worker: why a job waits",
+    "storage.claim_attempts": "worker: claims with a raised epoch",
+    "storage.renew_claims": "worker: longer leases of claims",
+    "storage.advance": "worker: one step of a launch with its commands",
+    "storage.forget_ended": "worker: Forget commands for members long ended",
+}
 
 _hook: FaultHook | None = None
 
