@@ -13,6 +13,8 @@ import pytest
 import trio
 import trio.testing
 
+from tests.support.postgres import blank_database, database, postgres  # noqa: F401  fixtures
+
 DEADLINE_SECONDS = 30.0  # of the real clock: a hung test says so instead of holding CI
 
 

@@ -95,6 +95,10 @@ def _fault_points_used() -> dict[str, str]:
                 names = [node.value for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)] if call.args else []
                 assert names, f"{_at(path, call)}: a fault point's name is a literal, so that the generated test can list it"
                 used |= {str(name): _at(path, call) for name in names}
+            if room(path) == "storage" and _callee(call) == "write" and len(call.args) > 1 and isinstance(call.args[0], ast.Constant):
+                used[f"storage.{call.args[0].value}"] = _at(path, call)  # Database.write brackets the COMMIT of every unit
+            if _callee(call) == "partial" and ast.unparse(call.args[0]) == "fault_point" and isinstance(call.args[1], ast.Constant):
+                used[str(call.args[1].value)] = _at(path, call)
     return used
 
 

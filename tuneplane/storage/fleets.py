@@ -1,0 +1,127 @@
+"""Fleets."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
+from tuneplane.domain.errors import NotFound, Reason, Refused
+from tuneplane.domain.fleets import Capability, Delivery, Fleet, FleetKind, FleetState, Visibility
+from tuneplane.domain.ids import FleetId
+from tuneplane.domain.jobs import Page
+from tuneplane.domain.ports import Topic
+
+from .database import Aggregate, keys_of, page_of, poke
+
+NAMED_IN_REFUSAL = 20  # Nodes and jobs that a refusal lists by name; the sentence has the whole count
+
+
+class Fleets(Aggregate):
+    """FleetStore (domain/ports.py)."""
+
+    async def create_fleet(self, fleet: Fleet) -> None:
+        try:
+            await self._db.write("create_fleet", _create, fleet)
+        except ConstraintViolated as error:
+            if error.constraint != "fleet_pkey":
+                raise
+            raise Refused("exists", f"there is a Fleet named {fleet.id!r} already", field="id") from error
+
+    async def get_fleet(self, fleet: FleetId) -> Fleet | None:
+        row = await self._db.fetchrow("SELECT * FROM fleet WHERE id = $1", fleet)
+        return _fleet(row) if row is not None else None
+
+    async def list_fleets(self, page: Page) -> tuple[list[Fleet], str | None]:
+        keys = keys_of(page)
+        sql = "SELECT * FROM fleet WHERE (created_at, id) < ($1, $2) ORDER BY created_at DESC, id DESC LIMIT $3"
+        rows, cursor = page_of(await self._db.fetch(sql, keys.at, keys.id, keys.limit), page)
+        return [_fleet(row) for row in rows], cursor
+
+    async def update_fleet(
+        self,
+        fleet: FleetId,
+        *,
+        capabilities: tuple[Capability, ...] | None,
+        visibility: Visibility | None,
+        project: str | None,
+        state: FleetState | None,
+        config: dict[str, str] | None,
+    ) -> Fleet:
+        return await self._db.write("update_fleet", _update, fleet, capabilities, visibility, project, state, config)
+
+    async def delete_fleet(self, fleet: FleetId) -> None:
+        await self._db.write("delete_fleet", _delete, fleet)
+
+
+async def _create(connection: Connection, fleet: Fleet) -> None:
+    sql = (
+        "INSERT INTO fleet (id, kind, delivery, capabilities, visibility, project, state, config, created_at)"
+        " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+    )
+    changing = (_names(fleet.capabilities), fleet.visibility.value, fleet.project, fleet.state.value, json.dumps(fleet.config))
+    await connection.execute(sql, fleet.id, fleet.kind.value, fleet.delivery.value, *changing, fleet.created_at)
+    await poke(connection, Topic.CONSOLE)
+
+
+async def _update(
+    connection: Connection,
+    fleet: FleetId,
+    capabilities: tuple[Capability, ...] | None,
+    visibility: Visibility | None,
+    project: str | None,
+    state: FleetState | None,
+    config: dict[str, str] | None,
+) -> Fleet:
+    sql = (
+        "UPDATE fleet SET capabilities = coalesce($2, capabilities), visibility = coalesce($3, visibility),"
+        " project = CASE WHEN coalesce($3, visibility) = 'public' THEN NULL ELSE coalesce($4, project) END,"
+        " state = coalesce($5, state), config = coalesce($6, config) WHERE id = $1 RETURNING *"
+    )
+    row = await connection.fetchrow(
+        sql,
+        fleet,
+        None if capabilities is None else _names(capabilities),
+        None if visibility is None else visibility.value,
+        project,
+        None if state is None else state.value,
+        None if config is None else json.dumps(config),
+    )
+    if row is None:
+        raise NotFound("Fleet", fleet)
+    await poke(connection, Topic.JOBS, Topic.CONSOLE)
+    return _fleet(row)
+
+
+async def _delete(connection: Connection, fleet: FleetId) -> None:
+    """The row lock excludes joins and submissions meanwhile: both reference it."""
+    if await connection.fetchrow("SELECT FROM fleet WHERE id = $1 FOR UPDATE", fleet) is None:
+        raise NotFound("Fleet", fleet)
+    nodes = [row["id"] for row in await connection.fetch("SELECT id FROM node WHERE live_fleet_id = $1 ORDER BY id", fleet)]
+    jobs = [row["id"] for row in await connection.fetch("SELECT id FROM job WHERE live_fleet_id = $1 ORDER BY id", fleet)]
+    if nodes or jobs:
+        reasons = [Reason("node", f"Node {name} is enrolled in it", name) for name in nodes[:NAMED_IN_REFUSAL]]
+        reasons += [Reason("job", f"job {name} has not ended", name) for name in jobs[:NAMED_IN_REFUSAL]]
+        left = f"{len(nodes)} Nodes and {len(jobs)} jobs that have not ended"
+        raise Refused("fleet-in-use", f"Fleet {fleet} still has {left}", reasons=tuple(reasons))
+    await connection.execute("DELETE FROM fleet WHERE id = $1", fleet)
+    await poke(connection, Topic.CONSOLE)
+
+
+def _names(capabilities: tuple[Capability, ...]) -> list[str]:
+    return [capability.value for capability in capabilities]
+
+
+def _fleet(row: Row) -> Fleet:
+    created_at: datetime = row["created_at"]
+    return Fleet(
+        id=row["id"],
+        kind=FleetKind(row["kind"]),
+        delivery=Delivery(row["delivery"]),
+        capabilities=tuple(Capability(name) for name in row["capabilities"]),
+        visibility=Visibility(row["visibility"]),
+        project=row["project"],
+        state=FleetState(row["state"]),
+        config=json.loads(row["config"]),
+        created_at=created_at,
+    )

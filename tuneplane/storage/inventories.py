@@ -1,0 +1,81 @@
+"""Inventories: budgets become capacity, cards become grants, and each cordon is set or lifted by its own owner."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from tuneplane.bridge.postgres import Connection, Row
+from tuneplane.domain.fleets import Delivery, Inventory
+from tuneplane.domain.ids import NodeId
+from tuneplane.domain.ports import Topic
+
+from .database import Aggregate, clean, hold_epoch, poke, to_json
+from .nodes import set_cordon
+
+
+class Inventories(Aggregate):
+    """The inventory part of SessionStore (domain/ports.py)."""
+
+    async def record_inventory(self, node: NodeId, epoch: int, inventory: Inventory, digest: str, now: datetime) -> None:
+        await self._db.write("record_inventory", _record, node, epoch, inventory, digest, now)
+
+    async def inventory_stale(self, node: NodeId, epoch: int, now: datetime) -> None:
+        await self._db.write("inventory_stale", _stale, node, epoch)
+
+
+async def _record(connection: Connection, node: NodeId, epoch: int, inventory: Inventory, digest: str, now: datetime) -> None:
+    sql = "SELECT delivery FROM node JOIN fleet ON fleet.id = fleet_id WHERE node.id = $1 FOR NO KEY UPDATE OF node"
+    fleet = await connection.fetchrow(sql, node)
+    await hold_epoch(connection, node, epoch)  # a removed Node, whose Fleet may be gone too, has no live epoch
+    await write_inventory(connection, node, inventory, Delivery(fleet["delivery"]), now)
+    await connection.execute("UPDATE node SET inventory_digest = $2, inventory_epoch = $3 WHERE id = $1", node, clean(digest), epoch)
+    await poke(connection, Topic.JOBS, Topic.CONSOLE)
+
+
+async def _stale(connection: Connection, node: NodeId, epoch: int) -> None:
+    sql = "UPDATE node SET inventory_epoch = 0 WHERE id = $1 AND inventory_epoch = $2 RETURNING id"
+    if await connection.fetchrow(sql, node, epoch) is not None:
+        await poke(connection, Topic.CONSOLE)
+
+
+async def write_inventory(connection: Connection, node: NodeId, inventory: Inventory, delivery: Delivery, now: datetime) -> None:
+    """Store it and what follows from it. The Node's row is locked. It does not make the Node healthy: a session does."""
+    sql = "UPDATE node SET inventory = $2, inventory_observed_at = $3 WHERE id = $1"
+    await connection.execute(sql, node, to_json(inventory), now)
+    budgets = inventory.budgets
+    sql = (
+        "UPDATE node_capacity SET cpu_millis_budget = $2, memory_bytes_budget = $3, staging_bytes_budget = $4, gpus_declared = $5"
+        " WHERE node_id = $1"
+    )
+    declared = budgets.gpu_indexes is not None
+    await connection.execute(sql, node, budgets.cpu_millis, budgets.memory_bytes, budgets.staging_bytes, declared)
+    await set_cordon(connection, node, "storage", _storage_reason(inventory, delivery), now)
+    await set_cordon(connection, node, "cards", await _grant(connection, node, inventory), now)
+
+
+def _storage_reason(inventory: Inventory, delivery: Delivery) -> str | None:
+    if delivery is not Delivery.SHARED_MOUNT or inventory.storage_root_seen:
+        return None
+    return f"the storage root {inventory.storage_root or '(none was given)'} is not seen on this machine"
+
+
+async def _grant(connection: Connection, node: NodeId, inventory: Inventory) -> str | None:
+    """Bind the declared indexes to the cards seen. A binding is made once; a card that does not match is a reason."""
+    declared = set(inventory.budgets.gpu_indexes or ())
+    seen = {gpu.index: clean(gpu.uuid) for gpu in inventory.gpus if gpu.index in declared}
+    sql = "INSERT INTO gpu_grant (node_id, idx, gpu_uuid, granted) VALUES ($1, $2, $3, false) ON CONFLICT DO NOTHING"
+    await connection.executemany(sql, [(node, index, uuid) for index, uuid in sorted(seen.items())])
+    rows = await connection.fetch("SELECT idx, gpu_uuid, granted FROM gpu_grant WHERE node_id = $1 ORDER BY idx FOR NO KEY UPDATE", node)
+    bound = {row["idx"]: row["gpu_uuid"] for row in rows}
+    await _set_granted(connection, node, rows, seen)
+    wrong = [
+        f"index {index} is card {uuid}, was {bound.get(index, 'another index')}"
+        for index, uuid in sorted(seen.items())
+        if bound.get(index) != uuid
+    ]
+    return f"the cards changed: {'; '.join(wrong)}" if wrong else None
+
+
+async def _set_granted(connection: Connection, node: NodeId, rows: list[Row], seen: dict[int, str]) -> None:
+    changed = [(node, row["idx"], now) for row in rows if (now := seen.get(row["idx"]) == row["gpu_uuid"]) != row["granted"]]
+    await connection.executemany("UPDATE gpu_grant SET granted = $3 WHERE node_id = $1 AND idx = $2", changed)

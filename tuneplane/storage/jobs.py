@@ -1,0 +1,248 @@
+"""Jobs: submission, listings, the whole record of one, its timeline, and a user's stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+
+from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
+from tuneplane.domain import codec
+from tuneplane.domain.errors import NotFound, Reason
+from tuneplane.domain.frames import Progress
+from tuneplane.domain.ids import FleetId, JobId, TraceId, UserName
+from tuneplane.domain.jobs import AttemptRecord, Job, MemberRecord, Page, TimelineEvent, Waiting
+from tuneplane.domain.jobspec import JobSpec
+from tuneplane.domain.launch_table import FINAL_JOB_STATES, AttemptState, JobState, MemberPhase
+from tuneplane.domain.ports import Topic
+
+from .database import Aggregate, clean, from_json, keys_of, note, page_of, poke, to_json
+from .stopping import stop_members
+
+
+class Jobs(Aggregate):
+    """JobStore (domain/ports.py)."""
+
+    async def submit(
+        self,
+        job: JobId,
+        spec: JobSpec,
+        *,
+        owner: UserName,
+        fleet: FleetId,
+        image: str,
+        trace: TraceId,
+        idempotency_key: str | None,
+        now: datetime,
+    ) -> Job:
+        try:
+            return await self._db.write("submit", _submit, job, spec, owner, fleet, image, trace, idempotency_key, now)
+        except ConstraintViolated as error:
+            if error.constraint != "job_fleet":
+                raise
+            raise NotFound("Fleet", fleet) from error
+
+    async def get_job(self, job: JobId) -> Job | None:
+        return await self._db.read(_get, job)
+
+    async def find_submission(self, owner: UserName, idempotency_key: str) -> Job | None:
+        row = await self._db.fetchrow("SELECT * FROM job WHERE owner = $1 AND idempotency_key = $2", owner, idempotency_key)
+        return job_of(row) if row is not None else None
+
+    async def list_jobs(
+        self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None, owner: UserName | None = None
+    ) -> tuple[list[Job], str | None]:
+        keys = keys_of(page)
+        sql = (
+            "SELECT * FROM job WHERE (created_at, id) < ($1, $2) AND ($4::text[] = '{}' OR state = ANY($4))"
+            " AND ($5::text IS NULL OR fleet_id = $5) AND ($6::text IS NULL OR owner = $6) ORDER BY created_at DESC, id DESC LIMIT $3"
+        )
+        wanted = [state.value for state in states]
+        rows, cursor = page_of(await self._db.fetch(sql, keys.at, keys.id, keys.limit, wanted, fleet, owner), page)
+        return [job_of(row) for row in rows], cursor
+
+    async def waiting_jobs(self, limit: int) -> list[Job]:
+        sql = "SELECT * FROM job WHERE state = 'queued' ORDER BY priority DESC, created_at, id LIMIT $1"
+        return [job_of(row) for row in await self._db.fetch(sql, limit)]
+
+    async def note_waiting(self, job: JobId, code: str, reasons: Sequence[Reason], now: datetime) -> None:
+        await self._db.write("note_waiting", _note_waiting, job, code, tuple(reasons), now)
+
+    async def request_stop(self, job: JobId, by: UserName, now: datetime) -> Job:
+        return await self._db.write("request_stop", _request_stop, job, by, now)
+
+    async def timeline(self, job: JobId, limit: int) -> list[TimelineEvent]:
+        """The latest ``limit`` events, oldest first."""
+        sql = "SELECT * FROM (SELECT * FROM timeline WHERE job_id = $1 ORDER BY sequence DESC LIMIT $2) AS latest ORDER BY sequence"
+        rows = await self._db.fetch(sql, job, limit)
+        return [
+            TimelineEvent(at=row["at"], kind=row["kind"], subject=row["subject"], detail=row["detail"], sequence=row["sequence"])
+            for row in rows
+        ]
+
+
+async def _submit(
+    connection: Connection,
+    job: JobId,
+    spec: JobSpec,
+    owner: UserName,
+    fleet: FleetId,
+    image: str,
+    trace: TraceId,
+    idempotency_key: str | None,
+    now: datetime,
+) -> Job:
+    sql = (
+        "INSERT INTO job (id, name, project, owner, fleet_id, spec, image, trace, priority, idempotency_key, created_at)"
+        " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) ON CONFLICT DO NOTHING RETURNING *"
+    )
+    named = (job, spec.metadata.name, spec.metadata.project, owner, fleet, to_json(spec))
+    row = await connection.fetchrow(sql, *named, image, trace, spec.spec.priority, idempotency_key, now)
+    if row is None:  # the same submission again, by its key or by its id
+        sql = (
+            "SELECT * FROM job WHERE (owner = $1 AND idempotency_key = $2) OR id = $3 ORDER BY idempotency_key = $2 DESC NULLS LAST LIMIT 1"
+        )
+        return job_of(await connection.fetchrow(sql, owner, idempotency_key, job))
+    await note(connection, job, now, "job.submitted", job, f"by {owner}, to Fleet {fleet}")
+    await poke(connection, Topic.JOBS, Topic.CONSOLE)
+    return job_of(row)
+
+
+async def _note_waiting(connection: Connection, job: JobId, code: str, reasons: tuple[Reason, ...], now: datetime) -> None:
+    sql = (
+        "UPDATE job SET waiting_code = $2, waiting_reasons = $3::json,"
+        " waiting_since = CASE WHEN waiting_code IS DISTINCT FROM $2 THEN $4 ELSE waiting_since END"
+        " WHERE id = $1 AND state = 'queued' AND (waiting_code IS DISTINCT FROM $2 OR waiting_reasons::text IS DISTINCT FROM $5)"
+        " RETURNING id"
+    )
+    text = to_json(reasons)
+    if await connection.fetchrow(sql, job, clean(code), text, now, text) is not None:
+        await poke(connection, Topic.CONSOLE)
+
+
+async def _request_stop(connection: Connection, job: JobId, by: UserName, now: datetime) -> Job:
+    row = await connection.fetchrow("SELECT * FROM job WHERE id = $1 FOR NO KEY UPDATE", job)
+    if row is None:
+        raise NotFound("job", job)
+    if JobState(row["state"]) in FINAL_JOB_STATES or row["stop_asked_at"] is not None:
+        return await _whole(connection, row)
+    sql = "SELECT id, state FROM attempt WHERE job_id = $1 AND state <> 'ended' FOR NO KEY UPDATE"
+    attempt = await connection.fetchrow(sql, job)
+    detail = f"stopped by {by}"
+    await note(connection, job, now, "job.stop-asked", job, detail)
+    state = JobState.STOPPED if attempt is None else JobState.STOPPING
+    sql = (
+        "UPDATE job SET stop_asked_at = $2::timestamptz, stop_asked_by = $3, state = $4, reason_code = 'stopped', reason_detail = $5,"
+        " ended_at = CASE WHEN $4 = 'stopped' THEN $2::timestamptz END, waiting_code = NULL, waiting_reasons = NULL, waiting_since = NULL"
+        " WHERE id = $1 RETURNING *"
+    )
+    row = await connection.fetchrow(sql, job, now, by, state.value, detail)
+    if attempt is None:
+        await note(connection, job, now, "job.stopped", job, "it had not been placed")
+    else:
+        await _stop_attempt(connection, job, attempt, detail, now)
+    await poke(connection, Topic.JOBS, Topic.ATTEMPTS, Topic.COMMANDS, Topic.CONSOLE)
+    return await _whole(connection, row)
+
+
+async def _stop_attempt(connection: Connection, job: JobId, attempt: Row, detail: str, now: datetime) -> None:
+    """From whatever state to ``stopping``; the first cause is kept (L-H1)."""
+    sql = (
+        "UPDATE attempt SET state = 'stopping', entered_at = $2, cause_code = CASE cause_code WHEN '' THEN 'stopped' ELSE cause_code END,"
+        " cause_detail = CASE cause_code WHEN '' THEN $3 ELSE cause_detail END WHERE id = $1 AND state <> 'stopping' RETURNING id"
+    )
+    if await connection.fetchrow(sql, attempt["id"], now, detail) is not None:
+        await note(connection, job, now, "attempt.stopping", attempt["id"], detail)
+    await stop_members(connection, job, attempt["id"], "stopped", now)
+
+
+# ---------------------------------------------------------------- rows to values
+
+
+async def _get(connection: Connection, job: JobId) -> Job | None:
+    row = await connection.fetchrow("SELECT * FROM job WHERE id = $1", job)
+    return await _whole(connection, row) if row is not None else None
+
+
+async def _whole(connection: Connection, row: Row) -> Job:
+    attempts = await connection.fetch("SELECT * FROM attempt WHERE job_id = $1 ORDER BY number", row["id"])
+    sql = (
+        "SELECT member.*, CASE WHEN phase NOT IN ('terminated', 'aborted')"
+        " AND NOT coalesce(closed_at IS NULL AND lease_until > now(), false)"
+        " THEN coalesce(closed_at, lease_until, node.created_at) END AS silent_since"
+        " FROM member JOIN attempt ON attempt.id = attempt_id JOIN node ON node.id = member.node_id"
+        " LEFT JOIN session ON session.node_id = member.node_id LEFT JOIN gateway ON gateway.id = gateway_id"
+        " WHERE job_id = $1 ORDER BY attempt_id, rank"
+    )
+    members = await connection.fetch(sql, row["id"])
+    return job_of(row, tuple(_attempt(one, [member for member in members if member["attempt_id"] == one["id"]]) for one in attempts))
+
+
+def job_of(row: Row, attempts: tuple[AttemptRecord, ...] = ()) -> Job:
+    return Job(
+        id=row["id"],
+        name=row["name"],
+        project=row["project"],
+        owner=row["owner"],
+        fleet=row["fleet_id"],
+        spec=codec.decode(JobSpec, json.loads(row["spec"])),
+        image=row["image"],
+        state=JobState(row["state"]),
+        trace=row["trace"],
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+        stop_asked_at=row["stop_asked_at"],
+        stop_asked_by=row["stop_asked_by"],
+        waiting=_waiting(row),
+        reason_code=row["reason_code"],
+        reason_detail=row["reason_detail"],
+        attempts=attempts,
+    )
+
+
+def _waiting(row: Row) -> Waiting | None:
+    if row["waiting_code"] is None:
+        return None
+    reasons = from_json(tuple[Reason, ...], row["waiting_reasons"])
+    return Waiting(code=row["waiting_code"], reasons=reasons or (), since=row["waiting_since"])
+
+
+def _attempt(row: Row, members: Sequence[Row]) -> AttemptRecord:
+    return AttemptRecord(
+        id=row["id"],
+        number=row["number"],
+        state=AttemptState(row["state"]),
+        members=tuple(_member(member) for member in members),
+        created_at=row["created_at"],
+        running_at=row["running_at"],
+        ended_at=row["ended_at"],
+        reason_code=row["cause_code"],
+        reason_detail=row["cause_detail"],
+    )
+
+
+def _member(row: Row) -> MemberRecord:
+    return MemberRecord(
+        id=row["id"],
+        node=row["node_id"],
+        rank=row["rank"],
+        phase=MemberPhase(row["phase"]),
+        exit_code=row["exit_code"],
+        oom_killed=row["oom_killed"],
+        reason_code=row["reason_code"],
+        reason_detail=row["reason_detail"],
+        progress=from_json(Progress, row["progress"]),
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        cleaned=row["cleaned"],
+        gpu_uuids=_cards(row["plan"]),
+        node_silent_since=row["silent_since"],
+    )
+
+
+def _cards(plan: bytes) -> tuple[str, ...]:
+    """From the plan, which outlives the hold; a plan of another version may have none."""
+    try:
+        return tuple(json.loads(plan).get("gpu_uuids", ()))
+    except (ValueError, AttributeError):
+        return ()

@@ -1,0 +1,192 @@
+"""Nodes: the view that people and the planner get, the operator's state, and removal."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+from tuneplane.bridge.postgres import Connection, Row
+from tuneplane.domain.errors import NotFound, Reason, Refused
+from tuneplane.domain.fleets import Capacity, Cordon, Inventory, Node, NodeState
+from tuneplane.domain.fleets import Connection as Link
+from tuneplane.domain.ids import FleetId, NodeId
+from tuneplane.domain.jobs import Page
+from tuneplane.domain.ports import Topic
+
+from .database import Aggregate, clean, from_json, keys_of, note, page_of, poke
+from .holds import release
+
+# A Node as one row: its record, session, lease, capacity, cordons and cards, all of one moment.
+VIEW = """
+    SELECT node.*, session.epoch, session.gateway_id, session.opened_at, session.closed_at, session.clock_offset_seconds,
+        gateway.lease_until, capacity.*,
+        (SELECT coalesce(json_agg(json_build_object('owner', owner, 'reason', reason, 'since', since) ORDER BY owner), '[]')
+            FROM cordon WHERE cordon.node_id = node.id) AS cordons,
+        (SELECT count(*) FROM gpu_grant WHERE gpu_grant.node_id = node.id AND granted) AS gpus,
+        (SELECT count(*) FROM gpu_hold WHERE gpu_hold.node_id = node.id) AS gpus_used,
+        ARRAY(SELECT gpu_uuid FROM gpu_grant WHERE gpu_grant.node_id = node.id AND granted
+            AND NOT EXISTS (SELECT FROM gpu_hold WHERE gpu_hold.gpu_uuid = gpu_grant.gpu_uuid) ORDER BY idx) AS free_gpu_uuids,
+        ARRAY(SELECT member_id FROM resource_hold WHERE resource_hold.node_id = node.id ORDER BY member_id) AS members
+    FROM node
+    JOIN node_capacity AS capacity ON capacity.node_id = node.id
+    LEFT JOIN session ON session.node_id = node.id
+    LEFT JOIN gateway ON gateway.id = session.gateway_id
+    WHERE node.removed_at IS NULL
+"""
+
+
+class Nodes(Aggregate):
+    """NodeStore, and the planner's look at them (domain/ports.py)."""
+
+    async def get_node(self, node: NodeId, now: datetime) -> Node | None:
+        row = await self._db.fetchrow(f"{VIEW} AND node.id = $1", node)
+        return node_of(row, now) if row is not None else None
+
+    async def list_nodes(self, fleet: FleetId | None, page: Page, now: datetime) -> tuple[list[Node], str | None]:
+        keys = keys_of(page)
+        sql = (
+            f"{VIEW} AND ($1::text IS NULL OR fleet_id = $1) AND (node.created_at, node.id) < ($2, $3)"
+            " ORDER BY node.created_at DESC, node.id DESC LIMIT $4"
+        )
+        rows, cursor = page_of(await self._db.fetch(sql, fleet, keys.at, keys.id, keys.limit), page)
+        return [node_of(row, now) for row in rows], cursor
+
+    async def placement_nodes(self, fleet: FleetId, now: datetime) -> list[Node]:
+        rows = await self._db.fetch(f"{VIEW} AND fleet_id = $1 ORDER BY node.id", fleet)
+        return [node_of(row, now) for row in rows]
+
+    async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
+        """``active`` is the operator's word that all is well: it lifts the operator's cordon and that of a lost journal."""
+        return await self._db.write("set_node_state", _set_state, node, state, clean(reason), now)
+
+    async def delete_node(self, node: NodeId, force: bool, now: datetime) -> None:
+        await self._db.write("delete_node", _delete, node, force, now)
+
+
+def node_of(row: Row, now: datetime) -> Node:
+    """One row of ``VIEW`` as a value, judged at ``now``."""
+    inventory = from_json(Inventory, row["inventory"])
+    fresh = row["epoch"] is not None and row["inventory_epoch"] == row["epoch"]
+    return Node(
+        id=row["id"],
+        fleet=row["fleet_id"],
+        address=row["address"],
+        state=NodeState(row["state"]),
+        connection=_link(row, now),
+        cordons=tuple(_cordon(item) for item in json.loads(row["cordons"])),
+        inventory=inventory,
+        inventory_observed_at=row["inventory_observed_at"],
+        inventory_healthy=fresh and inventory is not None and not inventory.problems,
+        capacity=_capacity(row),
+        free_gpu_uuids=tuple(row["free_gpu_uuids"]),
+        members=tuple(row["members"]),
+        created_at=row["created_at"],
+        enrolled_by=row["enrolled_by"],
+    )
+
+
+def _cordon(item: dict[str, str]) -> Cordon:
+    return Cordon(owner=item["owner"], reason=item["reason"], since=datetime.fromisoformat(item["since"]))
+
+
+def _link(row: Row, now: datetime) -> Link:
+    """Live: the session's row is open and its gateway's lease is fresh ("At 10,000 Nodes")."""
+    if row["epoch"] is None:
+        return Link(state="never")
+    lease = row["lease_until"] if row["closed_at"] is None else None
+    live = lease is not None and lease > now
+    since = row["opened_at"] if live else row["closed_at"] or lease or row["opened_at"]
+    return Link(
+        state="connected" if live else "disconnected",
+        since=since,
+        gateway=row["gateway_id"],
+        epoch=row["epoch"],
+        lease_expires_at=lease,
+        clock_offset_seconds=row["clock_offset_seconds"],
+    )
+
+
+def _capacity(row: Row) -> Capacity | None:
+    """None until all three budgets are declared (R-ENR-09)."""
+    if row["cpu_millis_budget"] is None or row["memory_bytes_budget"] is None or not row["gpus_declared"]:
+        return None
+    return Capacity(
+        cpu_millis=row["cpu_millis_budget"],
+        cpu_millis_used=row["cpu_millis_used"],
+        memory_bytes=row["memory_bytes_budget"],
+        memory_bytes_used=row["memory_bytes_used"],
+        gpus=row["gpus"],
+        gpus_used=row["gpus_used"],
+    )
+
+
+async def view(connection: Connection, node: NodeId, now: datetime) -> Node:
+    return node_of(await connection.fetchrow(f"{VIEW} AND node.id = $1", node), now)
+
+
+async def set_cordon(connection: Connection, node: NodeId, owner: str, reason: str | None, now: datetime) -> None:
+    """Set or (None) lift the cordon of one owner; the others' stay (L-F4). ``since`` is kept while it lasts."""
+    if reason is None:
+        await connection.execute("DELETE FROM cordon WHERE node_id = $1 AND owner = $2", node, owner)
+        return
+    sql = (
+        "INSERT INTO cordon (node_id, owner, reason, since) VALUES ($1, $2, $3, $4)"
+        " ON CONFLICT (node_id, owner) DO UPDATE SET reason = excluded.reason"
+    )
+    await connection.execute(sql, node, owner, clean(reason), now)
+
+
+async def _set_state(connection: Connection, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
+    sql = "UPDATE node SET state = $2 WHERE id = $1 AND removed_at IS NULL RETURNING id"
+    if await connection.fetchrow(sql, node, state.value) is None:
+        raise NotFound("Node", node)
+    await set_cordon(connection, node, "operator", None if state is NodeState.ACTIVE else reason or f"set to {state.value}", now)
+    if state is NodeState.ACTIVE:
+        await set_cordon(connection, node, "journal", None, now)
+    await poke(connection, Topic.JOBS, Topic.CONSOLE)
+    return await view(connection, node, now)
+
+
+# ---------------------------------------------------------------- removal
+
+
+async def _delete(connection: Connection, node: NodeId, force: bool, now: datetime) -> None:
+    row = await connection.fetchrow("SELECT state FROM node WHERE id = $1 AND removed_at IS NULL FOR UPDATE", node)
+    if row is None:
+        raise NotFound("Node", node)
+    sql = "UPDATE session SET closed_at = $2, close_reason = 'node-removed' WHERE node_id = $1 AND closed_at IS NULL"
+    await connection.execute(sql, node, now)  # R-CRD-04: its gateway misses it among the live ones
+    sql = (
+        "SELECT member.id, member.phase, attempt.job_id FROM member JOIN attempt ON attempt.id = attempt_id"
+        " WHERE node_id = $1 AND phase NOT IN ('terminated', 'aborted') ORDER BY member.id FOR NO KEY UPDATE OF member"
+    )
+    members = await connection.fetch(sql, node)
+    if not force:
+        _refuse_busy(node, NodeState(row["state"]), members)
+    for member in members:
+        await _give_up(connection, node, member, now)
+    await connection.execute("UPDATE credential SET revoked_at = $2 WHERE node_id = $1 AND revoked_at IS NULL", node, now)
+    sql = "UPDATE command SET withdrawn_at = $2 WHERE node_id = $1 AND answered_at IS NULL AND withdrawn_at IS NULL"
+    await connection.execute(sql, node, now)
+    await connection.execute("UPDATE node SET removed_at = $2 WHERE id = $1", node, now)
+    await poke(connection, Topic.SESSIONS, Topic.ATTEMPTS, Topic.JOBS, Topic.CONSOLE)
+
+
+def _refuse_busy(node: NodeId, state: NodeState, members: list[Row]) -> None:
+    if members:
+        reasons = tuple(Reason("member", f"{member['id']} is {member['phase']} on it", node) for member in members)
+        raise Refused("node-busy", f"Node {node} still has {len(members)} members: drain it and let them finish", reasons=reasons)
+    if state is NodeState.ACTIVE:
+        raise Refused("node-busy", f"Node {node} is active: drain or cordon it first", reasons=(Reason("state", "it is active", node),))
+
+
+async def _give_up(connection: Connection, node: NodeId, member: Row, now: datetime) -> None:
+    """An operator's audited word that the machine is gone stands for evidence (R-LIV-05, P-11)."""
+    sql = (
+        "UPDATE member SET phase = CASE phase WHEN 'pending' THEN 'aborted' ELSE 'terminated' END, ended_at = $2,"
+        " reason_code = 'node-removed', reason_detail = $3 WHERE id = $1"
+    )
+    detail = f"Node {node} was removed by force while this was {member['phase']} on it"
+    await connection.execute(sql, member["id"], now, detail)
+    await release(connection, member["id"], node)
+    await note(connection, member["job_id"], now, "member.given-up", member["id"], detail)

@@ -1,0 +1,35 @@
+"""All query modules as the one Storage object of domain/ports.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .accounts import Accounts
+from .commands import Commands
+from .enrolment import Enrolment
+from .fleets import Fleets
+from .identities import Identities
+from .inventories import Inventories
+from .jobs import Jobs
+from .launches import Launches
+from .migrations import check
+from .nodes import Nodes
+from .observations import Observations
+from .pokes import Pokes
+from .sessions import Sessions
+
+if TYPE_CHECKING:
+    from tuneplane.domain.ports import Storage
+
+
+class PostgresStorage(Accounts, Fleets, Enrolment, Nodes, Sessions, Inventories, Observations, Commands, Jobs, Launches, Identities, Pokes):
+    """Storage on PostgreSQL. Made by :func:`tuneplane.storage.open_storage`; any number of tasks may use it at once."""
+
+    async def ping(self) -> None:
+        await check(self._db)
+
+
+if TYPE_CHECKING:
+
+    def _implements(storage: PostgresStorage) -> Storage:
+        return storage
