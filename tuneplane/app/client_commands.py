@@ -227,9 +227,11 @@ def logs(job: str, follow: bool, as_json: bool, **where: Any) -> None:
     """Print what JOB wrote, byte for byte. With --json: one document a line, the bytes in base64."""
     if where["offset"] is None and where["tail_lines"] is None:
         where["offset"] = 0
-    read = follow_log if follow else read_whole_log
     with open_client() as client:
-        read(client, job, lambda piece: _write_piece(piece, as_json), **where)
+        if follow:
+            follow_log(client, job, lambda piece: _write_piece(piece, as_json), lambda text: click.echo(f"[{text}]", err=True), **where)
+        else:
+            read_whole_log(client, job, lambda piece: _write_piece(piece, as_json), **where)
 
 
 def read_whole_log(client: ApiClient, job: str, write: Callable[[dict[str, Any]], None], **where: Any) -> None:
@@ -243,20 +245,32 @@ def read_whole_log(client: ApiClient, job: str, write: Callable[[dict[str, Any]]
         where |= {"offset": behind, "tail_lines": None}
 
 
-def follow_log(client: ApiClient, job: str, write: Callable[[dict[str, Any]], None], **where: Any) -> None:
-    """Write pieces as they come until the job's log ends; takes a broken stream up again where it stood."""
+def follow_log(
+    client: ApiClient,
+    job: str,
+    write: Callable[[dict[str, Any]], None],
+    note: Callable[[str], None] = lambda text: None,
+    **where: Any,
+) -> None:
+    """Write pieces as they come until the job's log ends; takes a broken stream up again where it stood.
+
+    ``note`` hears why nothing comes: what the job waits for, or who is away.
+    """
     failures = 0
     while True:
         try:
             with client.open_events(f"/api/jobs/{job}/logs", follow=True, **where) as events:
-                for name, piece in events:
+                for name, event in events:
                     if name == "end":
                         return
                     if name == "error":
-                        raise ClientError(f"the log of {job} cannot be read now: {piece.get('detail')}")
-                    failures = 0
-                    write(piece)
-                    where |= {"offset": piece["offset"] + len(base64.b64decode(piece["data"])), "tail_lines": None}
+                        raise ClientError(f"the log of {job} cannot be read now: {event.get('detail')}")
+                    if name == "log":
+                        failures = 0
+                        write(event)
+                        where |= {"offset": event["next_offset"], "tail_lines": None}
+                    if name in ("waiting", "interrupted"):
+                        note(str(event["detail"]))
             raise ClientError(f"the log stream of {job} ended without an end mark")
         except ClientError:
             failures += 1

@@ -90,6 +90,7 @@ class ControlSettings:
     node_gateway_trust_bundle: Path | None
     gateway_tls_dir: Path
     gateway_tls_auto_generate: bool
+    insecure_registries: frozenset[str]
     timings: Timings
 
     def require_database(self) -> str:
@@ -101,6 +102,9 @@ class ControlSettings:
 
     def require_jwt_secret(self) -> bytes:
         return _required("TUNEPLANE_JWT_SECRET", self.jwt_secret).reveal()
+
+    def require_gateway_target(self) -> Endpoint:
+        return _required("TUNEPLANE_NODE_GATEWAY_TARGET", self.node_gateway_target)
 
 
 @frozen(kw_only=True)
@@ -154,6 +158,7 @@ def read_control_settings(environ: Mapping[str, str] | None = None, *, env_file:
         node_gateway_trust_bundle=_trust_bundle(values, "TUNEPLANE_NODE_GATEWAY_TRUST_BUNDLE"),
         gateway_tls_dir=_path(values, "TUNEPLANE_GATEWAY_TLS_DIR") or data_dir / "gateway-tls",
         gateway_tls_auto_generate=_or(_read(values, "TUNEPLANE_GATEWAY_TLS_AUTO_GENERATE", _boolean), True),
+        insecure_registries=_read(values, "TUNEPLANE_INSECURE_REGISTRIES", _registries) or frozenset(),
         timings=_timings(values),
     )
 
@@ -373,6 +378,13 @@ def _runtime(text: str) -> str:
     if text not in ("docker", "podman"):
         raise ValueError("must be docker, podman or empty")
     return text
+
+
+def _registries(text: str) -> frozenset[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not all(re.fullmatch(r"[A-Za-z0-9.-]+(:\d{1,5})?", name) for name in names):
+        raise ValueError("must be registries such as registry.corp:5000, separated by commas")
+    return frozenset(names)
 
 
 def _timings(values: Mapping[str, str]) -> Timings:
