@@ -33,7 +33,7 @@ def waiting_for(target: Mailbox, task: Task) -> Iterator[None]:
 
 def _mailbox_of(task: Task) -> Mailbox | None:
     letter = current_point.get()
-    return letter.mailbox if isinstance(letter, Letter) and letter.worker is task else None
+    return letter.mailbox if isinstance(letter, Letter) and letter.mailbox.in_hand.get(letter) is task else None
 
 
 def _refuse_cycle(asker: Mailbox, target: Mailbox) -> None:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
-from trio.lowlevel import checkpoint, current_task
 
 from .actor import Context
 from .errors import ActorGone, AskFailed, CleanUpOverdue, NoHandler, StartOverdue
@@ -21,7 +20,7 @@ from .handlers import Handler
 from .mailbox import Letter, Mailbox, Question, Seat
 from .ref import Ref
 from .spec import ChildSpec
-from .trace import Kind, current_point
+from .trace import HANDLED, RECEIVED, Kind, current_point
 from .tree import Phase, TreeNode
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class Cell:
         self.actor = spec.factory()
         self._kind = type(self.actor).__qualname__
         self.handlers: dict[type, Handler] = self.actor.handlers
-        self.mailboxes = {box.name: Mailbox(box, path) for box in self.actor.mailboxes}
+        self.mailboxes = {box.name: Mailbox(box, path, system.now) for box in self.actor.mailboxes}
         self.ref = Ref(self)
         self.context = Context(self)
         self.stopping = trio.Event()
@@ -56,6 +55,7 @@ class Cell:
         self._raised: dict[str, None] = {}  # signals not yet looked at, in the order of their first raise
         self._signalled = Flag()
         self._signals_idle = False
+        self._signals_begun = trio.lowlevel.ParkingLot()
 
     @property
     def stop_limit(self) -> float:
@@ -105,6 +105,7 @@ class Cell:
         graceful: list[tuple[str, Callable[..., Awaitable[None]], Any]] = [("run", self._run_body, None)]
         graceful += [(box.spec.name, self._work, box) for box in self.mailboxes.values() for _ in range(box.spec.workers)]
         if self.actor.signals:
+            self._signals_idle = True
             graceful.append(("signals", self._watch_signals, None))
         self._graceful = len(graceful)
         for name, work, argument in graceful:
@@ -131,43 +132,48 @@ class Cell:
         """Serve one letter after the other until the mailbox closes."""
         seat = Seat(mailbox)
         while (letter := await mailbox.take(seat)) is not None:
-            mailbox.in_hand.add(letter)  # from here on the exit answers it, whatever happens
+            mailbox.in_hand[letter] = seat.task  # from here on the exit answers it, whatever happens
             if self._raised:
-                await self._let_signals_go_first()
-            received_at = self.system.now()
-            if letter.expired(received_at):
+                await self._let_signals_go_first(seat)
+            if isinstance(letter, Question) and letter.expired(seat.now):
                 mailbox.expired += 1
-                self._record(Kind.EXPIRED, letter, received_at)
+                self.system.trace.record(Kind.EXPIRED, seat.now, letter.about)
             else:
-                await self._handle(letter, mailbox, received_at)
-            mailbox.in_hand.discard(letter)
+                await self._handle(letter, mailbox, seat)
+            del mailbox.in_hand[letter]
 
-    async def _let_signals_go_first(self) -> None:
-        while self._raised and self._signals_idle:  # it was woken: a round of the scheduler or two
-            await checkpoint()
+    async def _let_signals_go_first(self, seat: Seat) -> None:
+        while self._raised and self._signals_idle:  # the signal task was woken and has not run yet
+            await self._signals_begun.park()
+        seat.now = self.system.now()
 
-    async def _handle(self, letter: Letter, mailbox: Mailbox, received_at: float) -> None:
-        mailbox.count_received(received_at - letter.sent_at)
-        self._record(Kind.RECEIVED, letter, received_at)
-        letter.worker = current_task()
+    async def _handle(self, letter: Letter, mailbox: Mailbox, seat: Seat) -> None:
+        trace = self.system.trace
+        mailbox.count_received(seat.now - letter.sent_at)
+        trace.record(RECEIVED, seat.now, letter.about)
         current_point.set(letter)
-        handler = letter.handler
         try:
-            reply = await handler.method(self.actor, letter.message, self.context)
-        except handler.raises as error:
-            if not isinstance(letter, Question):
-                raise
-            mailbox.late += not letter.fail(AskFailed(self.path, letter.message, error))
+            reply = await letter.handler.method(self.actor, letter.message, self.context)
         except Exception as error:
-            letter.error = error
-            raise
+            if not self._is_answer(error, letter):
+                trace.record(Kind.CRASHED, self.system.now(), letter.about)
+                raise
         else:
-            mailbox.late += not letter.succeed(reply)
+            if isinstance(letter, Question):
+                mailbox.late += not letter.succeed(reply)
         mailbox.handled += 1
-        self._record(Kind.HANDLED, letter, self.system.now())
+        seat.now = self.system.now()
+        trace.record(HANDLED, seat.now, letter.about)
 
-    def _record(self, kind: Kind, letter: Letter, at: float) -> None:
-        self.system.trace.record(kind, at, self.path, letter.id, letter.cause, letter.trace, letter.handler.what)
+    def _is_answer(self, error: Exception, letter: Letter) -> bool:
+        """Whether ``error`` is one that the handler may answer an ask with. If not, the asker hears of it at the exit."""
+        if not isinstance(letter, Question):
+            return False
+        if not isinstance(error, letter.handler.raises):
+            letter.error = error
+            return False
+        letter.mailbox.late += not letter.fail(AskFailed(self.path, letter.message, error))
+        return True
 
     async def _watch_signals(self) -> None:
         """Run the handlers of raised signals, one at a time, in the order of their first raise."""
@@ -175,6 +181,7 @@ class Cell:
             self._signals_idle = True
             await self._signalled.wait()
             self._signals_idle = False
+            self._signals_begun.unpark_all()
             while self._raised and not self.closed:
                 name = next(iter(self._raised))
                 del self._raised[name]

@@ -7,15 +7,19 @@ at-most-once: a letter is out of the queue before its handler runs, so one that 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-import trio
 from attrs import define, field, frozen, validators
 from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wait_task_rescheduled
 
 from .errors import ActorError, ActorGone, AskFailed, MailboxFull
 from .exits import ExitReason
 from .handlers import Handler
+from .trace import About
+
+TURN_LETTERS = 16  # letters: then going through the scheduler is a small part of the cost
+TURN_SECONDS = 0.001  # so that slow handlers do not keep everybody else for 16 of them
 
 
 @frozen
@@ -30,40 +34,37 @@ class MailboxSpec:
 
 @define(eq=False)
 class Letter:
-    """An envelope. ``cause`` is the id of the letter in hand when this one was sent (0: none)."""
+    """An envelope. ``about`` is what the trace tells of it; a letter is also where in a trace its handler stands."""
 
-    id: int
-    cause: int
-    trace: str
+    asked: ClassVar[bool] = False  # somebody waits for the answer
+    about: About
     message: Any
     handler: Handler
     mailbox: Mailbox
     sent_at: float
-    worker: Task | None = None  # who has it in hand
-    error: Exception | None = None  # what its handler raised
-    turned_away: bool = False  # the mailbox closed while its sender stood in line
 
-    def succeed(self, reply: Any) -> bool:
-        """Answer whoever waits; False when an asker no longer does."""
-        return True
+    @property
+    def id(self) -> int:
+        return self.about[1]
 
-    def fail(self, error: ActorError) -> bool:
-        return True
-
-    def expired(self, now: float) -> bool:
-        return False
+    @property
+    def trace(self) -> str:
+        return self.about[3]
 
 
 @define(eq=False)
 class Question(Letter):
     """A letter that someone waits for until ``deadline`` (seconds on the Trio clock)."""
 
+    asked = True
     deadline: float = 0.0
     waiter: Task | None = None  # None as soon as it has its answer, or went away
     reply: Any = None
     failure: ActorError | None = None
+    error: Exception | None = None  # what its handler raised, to be told when the actor has ended
 
     def succeed(self, reply: Any) -> bool:
+        """Answer the asker; False when it no longer waits."""
         self.reply = reply
         return self._wake()
 
@@ -93,19 +94,31 @@ class Question(Letter):
 
 
 class Seat:
-    """Where a worker waits, and where its next letter is put when it does."""
+    """A worker's place at its mailbox: where it waits, where a letter is put meanwhile, and how long its turn lasts.
 
-    __slots__ = ("abort", "letter", "task")
+    Going through the scheduler costs as much as handling a small letter. So a worker takes up to TURN_LETTERS in a
+    row, unless TURN_SECONDS are over; then everybody else has a turn.
+    """
+
+    __slots__ = ("abort", "left", "letter", "now", "task", "until")
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.task = current_task()
         self.letter: Letter | None = None
+        self.now = 0.0  # the time, as of the last look at the clock
+        self.until = 0.0  # the turn ends
+        self.left = 0  # letters left in this turn
 
         def abort(_: object) -> Abort:
             mailbox.idle.remove(self)
             return Abort.SUCCEEDED
 
         self.abort = abort
+
+    def begin_turn(self, now: float) -> None:
+        self.now = now
+        self.until = now + TURN_SECONDS
+        self.left = TURN_LETTERS
 
 
 @frozen
@@ -129,20 +142,26 @@ class MailboxStatistics:
 class Mailbox:
     """The queue. Sending raises ActorGone once closed; ``take`` then returns None."""
 
-    __slots__ = ("_closed", "_queue", "_senders", "expired", "handled", "idle", "in_hand", "late", "path", "received",
-                 "refused", "spec", "wait_most", "wait_total", "waits_on")  # fmt: skip
+    __slots__ = ("_capacity", "_clock", "_closed", "_queue", "_senders", "expired", "handled", "idle", "in_hand", "late", "path",
+                 "received", "refused", "spec", "wait_most", "wait_total", "waits_on")  # fmt: skip
 
-    def __init__(self, spec: MailboxSpec, path: str) -> None:
+    def __init__(self, spec: MailboxSpec, path: str, clock: Callable[[], float]) -> None:
         self.spec = spec
         self.path = path
-        self.in_hand: set[Letter] = set()  # at most spec.workers
+        self.in_hand: dict[Letter, Task] = {}  # and who has it: at most spec.workers
         self.waits_on: list[Mailbox] = []  # whose replies our workers wait for: at most spec.workers (see asks.py)
+        self.idle: list[Seat] = []  # parked workers: then the queue is empty
         self.received = self.handled = self.refused = self.expired = self.late = 0
         self.wait_total = self.wait_most = 0.0
+        self._clock = clock
+        self._capacity = spec.capacity
         self._queue: deque[Letter] = deque()  # at most spec.capacity
         self._senders: dict[Task, Letter] = {}  # tasks in tell(), oldest first; bounded by the tasks there are
-        self.idle: list[Seat] = []  # parked workers: then the queue is empty
         self._closed: ExitReason | None = None
+
+    @property
+    def full(self) -> bool:
+        return len(self._queue) >= self._capacity
 
     def put_nowait(self, letter: Letter) -> None:
         """Hand over to a parked worker, or queue. ActorGone, MailboxFull."""
@@ -152,19 +171,15 @@ class Mailbox:
             reschedule(seat.task)
         elif self._closed is not None:
             raise ActorGone(self.path, self._closed)
-        elif len(self._queue) < self.spec.capacity:
+        elif len(self._queue) < self._capacity:
             self._queue.append(letter)
         else:
             self.refused += 1
-            raise MailboxFull(self.path, self.spec.name, self.spec.capacity)
-
-    @property
-    def full(self) -> bool:
-        return len(self._queue) >= self.spec.capacity
+            raise MailboxFull(self.path, self.spec.name, self._capacity)
 
     async def put(self, letter: Letter) -> None:
         """Queue, waiting in line while full. Cancelled: the letter was not sent. ActorGone, also while waiting."""
-        if not self.full or self._closed is not None:
+        if self._closed is not None or not self.full:
             self.put_nowait(letter)
             return
         task = current_task()
@@ -175,21 +190,34 @@ class Mailbox:
             return Abort.SUCCEEDED
 
         await wait_task_rescheduled(abort)
-        if letter.turned_away:
+        if self._senders.pop(task, None) is not None:  # nobody moved it to the queue: the mailbox closed
             raise ActorGone(self.path, self._closed)
 
     async def take(self, seat: Seat) -> Letter | None:
-        """The next letter, None once closed. Cancelled: no letter was taken."""
-        if self._queue:
+        """The next letter, None once closed. Cancelled: no letter was taken. ``seat.now`` is right afterwards.
+
+        A checkpoint only when the worker's turn is over or nothing is there.
+        """
+        if self._queue and (seat.left == 0 or seat.now >= seat.until):
             await checkpoint()
-            if self._queue:
-                return self._pop()
+            seat.begin_turn(self._clock())
+        if self._queue:
+            seat.left -= 1
+            return self._pop()
         if self._closed is not None:
             return None
+        return await self._wait_letter(seat)
+
+    async def _wait_letter(self, seat: Seat) -> Letter | None:
         seat.letter = None
         self.idle.append(seat)
         await wait_task_rescheduled(seat.abort)
-        return seat.letter
+        seat.begin_turn(self._clock())
+        if self._closed is None:
+            return seat.letter
+        if seat.letter is not None:  # closed between the hand-over and now: stop goes first
+            refuse(seat.letter, ActorGone(self.path, self._closed))
+        return None
 
     def _pop(self) -> Letter:
         letter = self._queue.popleft()
@@ -199,34 +227,33 @@ class Mailbox:
             reschedule(sender)
         return letter
 
+    def count_received(self, waited: float) -> None:
+        self.received += 1
+        self.wait_total += waited
+        if waited > self.wait_most:
+            self.wait_most = waited
+
     def close(self, reason: ExitReason) -> None:
         """Refuse what comes, answer what waits in the queue and in line, let idle workers go. Again: only the reason."""
         was_open, self._closed = self._closed is None, reason
         if not was_open:
             return
         while self._queue:
-            self._queue.popleft().fail(ActorGone(self.path, reason))
-        for sender, letter in self._senders.items():
-            letter.turned_away = True
+            refuse(self._queue.popleft(), ActorGone(self.path, reason))
+        for sender in self._senders:
             reschedule(sender)
-        self._senders.clear()
         while self.idle:
             reschedule(self.idle.pop().task)
 
     def abandon(self, reason: ExitReason) -> None:
         """Answer those whose letters were in hand when the actor ended: with the handler's own error, if it raised."""
         for letter in self.in_hand:
-            error = letter.error
-            letter.fail(ActorGone(self.path, reason) if error is None else AskFailed(self.path, letter.message, error))
+            error = letter.error if isinstance(letter, Question) else None
+            refuse(letter, ActorGone(self.path, reason) if error is None else AskFailed(self.path, letter.message, error))
         self.in_hand.clear()
 
-    def count_received(self, waited: float) -> None:
-        self.received += 1
-        self.wait_total += waited
-        self.wait_most = max(self.wait_most, waited)
-
     def statistics(self) -> MailboxStatistics:
-        now = trio.current_time()
+        now = self._clock()
         return MailboxStatistics(
             name=self.spec.name,
             capacity=self.spec.capacity,
@@ -241,3 +268,9 @@ class Mailbox:
             late=self.late,
             senders_waiting=len(self._senders),
         )
+
+
+def refuse(letter: Letter, error: ActorError) -> None:
+    """Tell the asker, if there is one."""
+    if isinstance(letter, Question):
+        letter.fail(error)

@@ -10,8 +10,8 @@ from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled, c
 from .asks import waiting_for
 from .errors import ActorError, AskExpired, NoHandler
 from .exits import ExitReason
-from .mailbox import Letter, MailboxStatistics, Question
-from .trace import Kind, current_point
+from .mailbox import TURN_LETTERS, Letter, MailboxStatistics, Question
+from .trace import SENT, Kind, current_point
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -49,15 +49,17 @@ class Ref:
     async def tell(self, message: Any) -> None:
         """Send, waiting in line while the mailbox is full: for the edges of the system only. ActorGone, NoHandler.
 
-        Always a checkpoint. Cancelled: the letter was not sent.
+        Cancelled: the letter was not sent. Always a cancellation point; other tasks get a turn when it has to wait, and
+        at every TURN_LETTERS-th letter of the system.
         """
         await checkpoint_if_cancelled()
         letter = self._write(Letter, message)
         if letter.mailbox.full:
             await letter.mailbox.put(letter)
-            self._record(Kind.SENT, letter)
-        else:
-            self._send(letter)
+            self._system.trace.record(SENT, letter.sent_at, letter.about)
+            return
+        self._send(letter)
+        if letter.id % TURN_LETTERS == 0:
             await cancel_shielded_checkpoint()
 
     async def ask(self, message: Any, deadline_seconds: float) -> Any:
@@ -110,15 +112,13 @@ class Ref:
         number = next(system.letter_ids)
         point = current_point.get()
         cause, trace = (0, f"{system.trace_prefix}{number:x}") if point is None else (point.id, point.trace)
-        return kind(number, cause, trace, message, handler, cell.mailboxes[handler.mailbox], system.now())
+        about = (self.path, number, cause, trace, handler.what)
+        return kind(about, message, handler, cell.mailboxes[handler.mailbox], system.now())
 
     def _send(self, letter: Letter) -> None:
         try:
             letter.mailbox.put_nowait(letter)
         except ActorError:
-            self._record(Kind.REFUSED, letter)
+            self._system.trace.record(Kind.REFUSED, letter.sent_at, letter.about)
             raise
-        self._record(Kind.SENT, letter)
-
-    def _record(self, kind: Kind, letter: Letter) -> None:
-        self._system.trace.record(kind, letter.sent_at, self.path, letter.id, letter.cause, letter.trace, letter.handler.what)
+        self._system.trace.record(SENT, letter.sent_at, letter.about)

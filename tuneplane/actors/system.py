@@ -12,7 +12,7 @@ import trio
 
 from .errors import ActorGone
 from .exits import ExitReason
-from .trace import Kind, TraceRing
+from .trace import Kind, TraceRing, current_trace
 
 if TYPE_CHECKING:
     from .pool import Pool
@@ -95,7 +95,7 @@ class System:
 
     def note(self, kind: Kind, path: str, what: str) -> None:
         """Record an event in the life of an actor, under the trace of whoever caused it."""
-        self.trace.record(kind, self.now(), path, 0, 0, "", what)
+        self.trace.record(kind, self.now(), (path, 0, 0, current_trace() or "", what))
 
     def report_overdue(self, path: str, what: str) -> None:
         """Name who does not stop in time: to the log, the trace and ``overdue``."""
