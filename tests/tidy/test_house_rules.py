@@ -87,29 +87,47 @@ def test_no_bare_or_base_exception_handler_swallows() -> None:
     assert not broken
 
 
-def _fault_points_used() -> dict[str, str]:
+def _is_fault_point(call: ast.Call) -> bool:
+    """``fault_point(NAME)``, or ``partial(fault_point, NAME)``."""
+    names = [node.id for node in ast.walk(call) if isinstance(node, ast.Name)]
+    return _callee(call) == "fault_point" or (_callee(call) == "partial" and "fault_point" in names)
+
+
+def _literals(path: Path) -> set[str]:
+    return {node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def _fault_points_used() -> tuple[dict[str, str], dict[str, set[str]]]:
+    """Names given as literals, and where; and for names with a computed end (``f"storage.{name}"``) the possible ends."""
     used: dict[str, str] = {}
+    computed: dict[str, set[str]] = {}
     for path in modules():
         for call in _calls(path):
-            if _callee(call) == "fault_point" and path.name != "faultpoint.py":
-                names = [node.value for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)] if call.args else []
-                assert names, f"{_at(path, call)}: a fault point's name is a literal, so that the generated test can list it"
-                used |= {str(name): _at(path, call) for name in names}
-            if room(path) == "storage" and _callee(call) == "write" and len(call.args) > 1 and isinstance(call.args[0], ast.Constant):
-                used[f"storage.{call.args[0].value}"] = _at(path, call)  # Database.write brackets the COMMIT of every unit
-            if _callee(call) == "partial" and ast.unparse(call.args[0]) == "fault_point" and isinstance(call.args[1], ast.Constant):
-                used[str(call.args[1].value)] = _at(path, call)
-    return used
+            if not _is_fault_point(call) or path.name == "faultpoint.py":
+                continue
+            argument = call.args[-1]
+            if isinstance(argument, ast.Constant):
+                used[str(argument.value)] = _at(path, call)
+            elif isinstance(argument, ast.JoinedStr) and isinstance(argument.values[0], ast.Constant):
+                ends = {text for other in modules() if other.parent != PACKAGE and room(other) == room(path) for text in _literals(other)}
+                computed[str(argument.values[0].value)] = ends
+            else:
+                assert isinstance(argument, ast.Name), f"{_at(path, call)}: a fault point's name is a literal, so that it can be listed"
+                used |= dict.fromkeys(_literals(path) & set(FAULT_POINTS), _at(path, call))
+    return used, computed
 
 
 def test_fault_points_in_code_are_registered() -> None:
-    """House, Proof: every durable write and external effect passes a *named* fault point."""
-    missing = {name: where for name, where in _fault_points_used().items() if name not in FAULT_POINTS}
+    """House, Proof: every durable write and external effect passes a *named* fault point (computed ones are checked as they pass)."""
+    missing = {name: where for name, where in _fault_points_used()[0].items() if name not in FAULT_POINTS}
     assert not missing, "add them to domain.faultpoint.FAULT_POINTS"
 
 
 def test_registered_fault_points_are_in_code() -> None:
-    assert not set(FAULT_POINTS) - set(_fault_points_used()), "registered, and nothing passes them"
+    used, computed = _fault_points_used()
+    ends = {prefix + end for prefix, found in computed.items() for end in found}
+    handed_in = {text for path in modules() if path.name != "faultpoint.py" for text in _literals(path)}
+    assert not set(FAULT_POINTS) - set(used) - ends - handed_in, "registered, and nothing passes them"
 
 
 @pytest.mark.parametrize("name", sorted(FAULT_POINTS))

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from tuneplane.domain.faultpoint import AnswerLost, install_fault_hook
+from tuneplane.domain.faultpoint import FAULT_POINTS, AnswerLost, install_fault_hook
 
 from .settings import WrongSetting
 
@@ -36,6 +36,7 @@ def install_fault_hook_from(environ: Mapping[str, str]) -> None:
     seen_file = os.open(seen, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if seen else None
 
     def hook(passed: str, at: str) -> None:
+        assert passed in FAULT_POINTS, f"fault point {passed} is not listed in domain.faultpoint"
         if seen_file is not None:
             os.write(seen_file, f"{passed}:{at}\n".encode())
         if passed != name or (at != moment and not (moment == "lost" and at == "after")):
