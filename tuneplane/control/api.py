@@ -12,8 +12,8 @@ from attrs import frozen
 from tuneplane.domain.ports import Storage
 
 from .api_accounts import Accounts, Credentials, FirstAdministrator, NewToken, TokenDraft
-from .api_base import Base, Clock, Entropy
-from .api_fleets import FleetAnswer, FleetDraft, FleetPatch, Fleets, JoinTokenAnswer, NewJoinToken
+from .api_base import Base, Clock, Entropy, may_see
+from .api_fleets import FleetAnswer, FleetDraft, FleetPatch, Fleets, JoinTokenAnswer, NewJoinToken, answer_fleet
 from .api_jobs import Jobs, Preview
 from .api_logs import (
     FollowBytes,
@@ -63,7 +63,9 @@ __all__ = [
     "Preview",
     "RegistryResolver",
     "TokenDraft",
+    "answer_fleet",
     "make_control_api",
+    "may_see",
 ]
 
 

@@ -120,7 +120,7 @@ class Fleets(Base):
         )
         await self.storage.create_fleet(fleet)
         await self.audit(caller.username, "fleet.create", fleet.id, draft.kind.value)
-        return answer_fleet(fleet)
+        return _logged(fleet)
 
     async def get(self, caller: User, fleet: FleetId) -> Fleet:
         """The Fleet, or the same NotFound for one that does not exist and one that the caller may not see (R-FLT-08)."""
@@ -156,7 +156,7 @@ class Fleets(Base):
             config=None if patch.config is None else _config(patch.config),
         )
         await self.audit(caller.username, "fleet.update", fleet)
-        return answer_fleet(changed)
+        return _logged(changed)
 
     async def delete(self, caller: User, fleet: FleetId) -> None:
         """Only an empty Fleet goes (R-FLT-06): Refused(code="fleet-in-use") names what is left."""
@@ -199,10 +199,7 @@ class Fleets(Base):
 
 
 def answer_fleet(fleet: Fleet) -> FleetAnswer:
-    """The API's shape; a warning is also logged (R-FLT-03)."""
-    warnings = config_warnings(fleet.config)
-    for warning in warnings:
-        log.warning("fleet config", fleet=fleet.id, detail=warning)
+    """The API's shape."""
     return FleetAnswer(
         id=fleet.id,
         kind=fleet.kind,
@@ -213,8 +210,16 @@ def answer_fleet(fleet: Fleet) -> FleetAnswer:
         state=fleet.state,
         config=fleet.config,
         created_at=fleet.created_at,
-        warnings=warnings,
+        warnings=config_warnings(fleet.config),
     )
+
+
+def _logged(fleet: Fleet) -> FleetAnswer:
+    """After a change: a warning is logged, and returned with the answer (R-FLT-03)."""
+    answer = answer_fleet(fleet)
+    for warning in answer.warnings:
+        log.warning("fleet config", fleet=fleet.id, detail=warning)
+    return answer
 
 
 def _answer_token(token: JoinToken, now: datetime) -> JoinTokenAnswer:

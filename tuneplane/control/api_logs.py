@@ -101,6 +101,11 @@ class Logs:
     jobs: Jobs
     reader: LogReader
 
+    async def check(self, caller: User, job: JobId, choice: LogChoice) -> None:
+        """Raise what a read or follow of ``choice`` would raise at once, without reading."""
+        _check(choice)
+        _pick(await self.jobs.get(caller, job), choice)
+
     async def read(self, caller: User, job: JobId, choice: LogChoice) -> LogBytes:
         """At most ``max_bytes`` of what there is now, possibly none. Deadline: the caller's scope.
 

@@ -45,6 +45,11 @@ def encode(value: object) -> Any:
     return _converter.unstructure(value)
 
 
+def spell(value: object) -> bytes:
+    """A value as UTF-8 JSON for people and programs, keys in the order of the class."""
+    return json.dumps(encode(value), ensure_ascii=False, allow_nan=False).encode()
+
+
 def canonical(value: object) -> bytes:
     """The one byte form of a value: sorted keys, no blanks, UTF-8. Digests are taken over it."""
     return json.dumps(encode(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

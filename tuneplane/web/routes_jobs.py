@@ -1,0 +1,156 @@
+"""Jobs: submit, look, stop, logs, timeline."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import trio
+from attrs import evolve, frozen
+
+from tuneplane.control.api import (
+    FollowBytes,
+    FollowEnded,
+    FollowEvent,
+    FollowInterrupted,
+    FollowWaiting,
+    LogChoice,
+    Preview,
+)
+from tuneplane.domain.errors import InvalidInput
+from tuneplane.domain.ids import FleetId, JobId, TraceId
+from tuneplane.domain.jobs import Job, TimelineEvent
+from tuneplane.domain.jobspec import JobSpec
+from tuneplane.domain.launch_table import JobState
+
+from . import streams
+from .inputs import PageQuery
+from .routing import Answer, Call, Raw, Router, Who
+from .site import Site
+from .streams import EventStream, Send, spell_event
+
+router = Router("jobs")
+
+IDEMPOTENCY_HEADER = "Idempotency-Key"
+LOG_SECONDS = 20.0  # a bounded read: up to 4 MiB through gateway and Node; the request itself may take 45 s
+POLL_SECONDS = 2.0  # a follow looks again at least this often
+
+
+@frozen(kw_only=True)
+class JobPage:
+    """One page of jobs, newest first, without their attempts."""
+
+    items: tuple[Job, ...]
+    next_cursor: str | None
+
+
+@frozen(kw_only=True)
+class JobQuery(PageQuery):
+    """Filters of the job list; ``state`` may be given several times."""
+
+    state: tuple[JobState, ...] = ()
+    fleet: str | None = None
+
+
+@frozen(kw_only=True)
+class Timeline:
+    """Every event of the launch, in causal order."""
+
+    items: tuple[TimelineEvent, ...]
+    next_cursor: str | None
+
+
+@router.route("GET", "/api/jobs", who=Who.USER, query=JobQuery, answers={200: JobPage})
+async def list_jobs(site: Site, call: Call) -> Answer:
+    """The caller's jobs, or everybody's for an administrator."""
+    fleet = FleetId(call.query.fleet) if call.query.fleet is not None else None
+    items, cursor = await site.api.jobs.list_page(call.user, call.query.page(), states=call.query.state, fleet=fleet)
+    return Answer(value=JobPage(items=tuple(items), next_cursor=cursor))
+
+
+@router.route("POST", "/api/jobs", who=Who.USER, body=JobSpec, headers=(IDEMPOTENCY_HEADER,), answers={201: Job}, problems=(404,))
+async def submit_job(site: Site, call: Call) -> Answer:
+    """Submit a job. A repeat with the same Idempotency-Key returns the first job."""
+    key = call.headers.get(IDEMPOTENCY_HEADER)
+    job = await site.api.jobs.submit(call.user, call.body, idempotency_key=key, trace=TraceId(call.trace))
+    return Answer(status=201, value=job, headers={"Location": f"/api/jobs/{job.id}"})
+
+
+@router.route("POST", "/api/jobs/preview", who=Who.USER, body=JobSpec, answers={200: Preview}, problems=(404,))
+async def preview_job(site: Site, call: Call) -> Answer:
+    """What a submission would be answered now; creates nothing."""
+    return Answer(value=await site.api.jobs.preview(call.user, call.body))
+
+
+@router.route("GET", "/api/jobs/{job}", who=Who.USER, answers={200: Job})
+async def read_job(site: Site, call: Call) -> Answer:
+    """One job with its attempts and their members."""
+    return Answer(value=await site.api.jobs.get(call.user, JobId(call.path["job"])))
+
+
+@router.route("POST", "/api/jobs/{job}/stop", who=Who.USER, answers={202: Job}, problems=(422,))
+async def stop_job(site: Site, call: Call) -> Answer:
+    """Ask a job to stop: accepted once and for ever; a repeat changes nothing."""
+    return Answer(status=202, value=await site.api.jobs.stop(call.user, JobId(call.path["job"])))
+
+
+@router.route("GET", "/api/jobs/{job}/timeline", who=Who.USER, answers={200: Timeline})
+async def read_timeline(site: Site, call: Call) -> Answer:
+    """Every event of the job's launch."""
+    events = await site.api.jobs.timeline(call.user, JobId(call.path["job"]))
+    return Answer(value=Timeline(items=tuple(events), next_cursor=None))
+
+
+LOG_ANSWER = Raw("text/plain", "the bytes; X-Next-Offset says where to go on. With follow=true: text/event-stream")
+
+
+@router.route("GET", "/api/jobs/{job}/logs", who=Who.USER, query=LogChoice, headers=("Last-Event-ID",), answers={200: LOG_ANSWER})
+async def read_logs(site: Site, call: Call) -> Answer:
+    """A bounded piece of a member's log, or with follow=true all of it as server-sent events while it grows."""
+    job = JobId(call.path["job"])
+    if call.query.follow:
+        return await _follow(site, call, job)
+    with trio.fail_after(LOG_SECONDS):
+        piece = await site.api.logs.read(call.user, job, call.query)
+    headers = {"X-Next-Offset": str(piece.next_offset), "X-Offset": str(piece.offset), "X-Ended": str(piece.ended).lower()}
+    if piece.gap:
+        headers["X-Gap"] = str(piece.gap)
+    return Answer(raw=piece.data, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+async def _follow(site: Site, call: Call, job: JobId) -> Answer:
+    choice = _resumed(call.query, call.headers.get("Last-Event-ID", ""))
+    await site.api.logs.check(call.user, job, choice)  # a wrong name is answered as such, before the stream
+    site.streams.check(call.user.username)
+
+    async def pause() -> None:
+        with trio.move_on_after(POLL_SECONDS):
+            await site.feed.wait_poke()
+
+    async def pump(send: Send) -> None:
+        await site.api.logs.follow(call.user, job, choice, lambda event: send(_spell(event)), pause)
+
+    stream = EventStream(pump, site.stream_check(call.user), site.streams, call.user.username)
+    return Answer(stream=stream, media_type=streams.MEDIA_TYPE)
+
+
+def _resumed(choice: LogChoice, last: str) -> LogChoice:
+    """A browser that reconnects repeats the id of the last event, which is the offset behind it."""
+    if not last:
+        return choice
+    if not last.isascii() or not last.isdigit() or len(last) > 16:
+        raise InvalidInput("Last-Event-ID", "is not an id of this stream")
+    return evolve(choice, offset=int(last), tail_lines=None)
+
+
+def _spell(event: FollowEvent) -> bytes:
+    if isinstance(event, FollowBytes):
+        data: dict[str, Any] = {
+            "offset": event.offset,
+            "next_offset": event.next_offset,
+            "gap": event.gap,
+            "data": base64.b64encode(event.data).decode(),
+        }
+        return spell_event("log", data, str(event.next_offset))
+    names = {FollowWaiting: "waiting", FollowInterrupted: "interrupted", FollowEnded: "end"}
+    return spell_event(names[type(event)], event)

@@ -1,0 +1,69 @@
+"""Enrolment of machines, and Nodes."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from tuneplane.control.api import JoinAnswer, NodeAnswer, NodePatch
+from tuneplane.domain.ids import FleetId, NodeId
+from tuneplane.domain.jobs import JoinRequest
+
+from .inputs import PageQuery
+from .routing import Answer, Call, Router, Who
+from .site import Site
+
+router = Router("nodes")
+
+
+@frozen(kw_only=True)
+class NodePage:
+    """One page of Nodes."""
+
+    items: tuple[NodeAnswer, ...]
+    next_cursor: str | None
+
+
+@frozen(kw_only=True)
+class DeleteQuery:
+    """``?force=true`` removes a machine that is already gone."""
+
+    force: bool = False
+
+
+@router.route("POST", "/api/fleets/{fleet}/nodes", who=Who.ALL, body=JoinRequest, answers={201: JoinAnswer}, problems=(403, 409))
+async def join_node(site: Site, call: Call) -> Answer:
+    """Enrol a machine with a Join Token; the credential is shown this once."""
+    return Answer(status=201, value=await site.api.nodes.join(FleetId(call.path["fleet"]), call.body))
+
+
+@router.route("GET", "/api/fleets/{fleet}/nodes", who=Who.USER, query=PageQuery, answers={200: NodePage})
+async def list_fleet_nodes(site: Site, call: Call) -> Answer:
+    """The Nodes of a Fleet."""
+    items, cursor = await site.api.nodes.list_page(call.user, FleetId(call.path["fleet"]), call.query.page())
+    return Answer(value=NodePage(items=tuple(items), next_cursor=cursor))
+
+
+@router.route("GET", "/api/nodes", who=Who.USER, query=PageQuery, answers={200: NodePage})
+async def list_nodes(site: Site, call: Call) -> Answer:
+    """The Nodes of all Fleets that the caller may see."""
+    items, cursor = await site.api.nodes.list_page(call.user, None, call.query.page())
+    return Answer(value=NodePage(items=tuple(items), next_cursor=cursor))
+
+
+@router.route("GET", "/api/nodes/{node}", who=Who.USER, answers={200: NodeAnswer})
+async def read_node(site: Site, call: Call) -> Answer:
+    """One Node: connection, scheduling and inventory as three things, and its readiness with every reason."""
+    return Answer(value=await site.api.nodes.get(call.user, NodeId(call.path["node"])))
+
+
+@router.route("PATCH", "/api/nodes/{node}", who=Who.ADMIN, body=NodePatch, answers={200: NodeAnswer})
+async def update_node(site: Site, call: Call) -> Answer:
+    """Set a Node active, draining or cordoned; running work goes on."""
+    return Answer(value=await site.api.nodes.set_state(call.user, NodeId(call.path["node"]), call.body))
+
+
+@router.route("DELETE", "/api/nodes/{node}", who=Who.ADMIN, query=DeleteQuery, answers={204: None}, problems=(409,))
+async def delete_node(site: Site, call: Call) -> Answer:
+    """Remove a Node: drained and empty, or by force one that is gone."""
+    await site.api.nodes.delete(call.user, NodeId(call.path["node"]), force=call.query.force)
+    return Answer(status=204)

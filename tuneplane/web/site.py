@@ -1,0 +1,47 @@
+"""What every handler may use: made once per process, in ``server.py``, and handed to each call."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from attrs import Factory, frozen
+
+from tuneplane.control.api import Clock, ControlApi, Entropy
+from tuneplane.domain.ids import ID_ENTROPY_BYTES, spell_id
+from tuneplane.domain.jobs import User
+from tuneplane.domain.ports import Storage
+
+from .feed import Feed
+from .metrics import Metrics
+from .sessions import Sessions
+from .streams import StreamCount
+
+
+@frozen(kw_only=True)
+class Site:
+    """The web room's own wiring. Holds no request and no task."""
+
+    api: ControlApi
+    storage: Storage  # for readiness and pokes only: what a user asks goes through ``api``
+    sessions: Sessions
+    clock: Clock
+    entropy: Entropy
+    version: str
+    feed: Feed = Factory(Feed)
+    metrics: Metrics = Factory(Metrics)
+    streams: StreamCount = Factory(StreamCount)
+
+    def new_trace(self) -> str:
+        """Names one request in answers and in the log."""
+        return spell_id("trace", self.entropy(ID_ENTROPY_BYTES))
+
+    def stream_check(self, user: User) -> Callable[[], Awaitable[dict[str, Any]]]:
+        """What a stream asks every few seconds: that its account may still be here, and whether the data are fresh."""
+
+        async def check() -> dict[str, Any]:
+            if self.feed.fresh:  # while the database is away nobody can be looked up: the stream says stale, and stays
+                await self.api.accounts.user_of_session(user.username)
+            return {"fresh": self.feed.fresh, "at": self.clock()}
+
+        return check
