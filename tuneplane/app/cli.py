@@ -17,7 +17,7 @@ import click
 from tuneplane import __version__
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused, TuneplaneError
 
-from .client_commands import COMMANDS, json_option
+from .client_commands import COMMANDS, ask_secret, json_option
 from .settings import ControlSettings, WrongSetting, read_control_settings
 
 USAGE_ERRORS = (WrongSetting, Refused, InvalidInput, NotFound)
@@ -123,7 +123,7 @@ def user() -> None:
 def add_user(name: str, admin: bool, data_dir: Path | None, as_json: bool) -> None:
     """Create the account NAME; its password is asked for, or read from standard input when that is no terminal."""
     settings = settings_or_exit()
-    password = click.prompt("Password", hide_input=True, confirmation_prompt=sys.stdin.isatty(), err=True)
+    password = ask_secret("Password")
     start(lambda: server("admin").run_add_user(settings, data_dir or settings.data_dir, name, admin, password, as_json))
 
 

@@ -69,6 +69,13 @@ def show(as_json: bool, data: Any, render: Callable[[Console], None]) -> None:
         render(Console(soft_wrap=not sys.stdout.isatty()))
 
 
+def ask_secret(prompt: str) -> str:
+    """From the terminal without echo, or the first line of standard input when that is no terminal."""
+    if sys.stdin.isatty():
+        return str(click.prompt(prompt, hide_input=True, err=True))
+    return sys.stdin.readline().rstrip("\n")
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 
 
@@ -87,7 +94,7 @@ def login(url: str, ca: Path | None, username: str | None, token_file: Any, as_j
     elif token_file:
         token = token_file.read().strip()
     else:
-        token = os.environ.get("TUNEPLANE_TOKEN") or click.prompt("API token", hide_input=True, err=True)
+        token = os.environ.get("TUNEPLANE_TOKEN") or ask_secret("API token")
     credentials = Credentials(url=check_url(url), token=token, ca_pem=ca_pem)
     with ApiClient(credentials) as client:
         who = client.get("/api/whoami")
@@ -98,7 +105,7 @@ def login(url: str, ca: Path | None, username: str | None, token_file: Any, as_j
 
 def _token_by_password(url: str, ca_pem: str, username: str) -> str:
     """Log in once with the password and mint an API token for this machine's command line."""
-    password = click.prompt("Password", hide_input=True, err=True)
+    password = ask_secret("Password")
     with ApiClient(Credentials(url=check_url(url), token="", ca_pem=ca_pem)) as client:
         client.log_in(username, password)
         return str(client.post("/api/tokens", {"name": f"cli on {os.uname().nodename}"})["token"])
@@ -139,7 +146,9 @@ def join_token(name: str, as_json: bool) -> None:
     """Mint a Join Token: single use, 24 hours (administrators). Prints the one line to paste on the machine."""
     with open_client() as client:
         minted = client.post(f"/api/fleets/{name}/join-tokens")
-    show(as_json, minted, lambda out: click.echo(minted["command"]))
+        url = client.url
+    direct = f"TUNEPLANE_FLEET={name} TUNEPLANE_JOIN_TOKEN={minted['token']} tuneplane-node join --server {url}"
+    show(as_json, minted, lambda out: click.echo(f"{minted['command']}\n\nor, where the package is installed:\n\n{direct}"))
 
 
 @click.command()

@@ -87,7 +87,8 @@ def check_text(text: str, at: str) -> None:
 
 def read_query(kind: type[T], given: Mapping[str, Sequence[str]]) -> T:
     """A query string as a value of ``kind``: its fields are the parameters, a tuple field may be repeated."""
-    fields = {codec.wire_name(field.name): field for field in attrs.fields(kind)}  # type: ignore[arg-type]
+    resolved: Any = attrs.resolve_types(kind)  # type: ignore[type-var]  # annotations are strings until somebody asks
+    fields = {codec.wire_name(field.name): field for field in attrs.fields(resolved)}
     data: dict[str, object] = {}
     for name, texts in given.items():
         if name not in fields:
