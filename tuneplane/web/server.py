@@ -139,7 +139,7 @@ def web_root(
     return SupervisorSpec(
         name="web",
         children=(
-            ChildSpec(name="feed", factory=partial(FeedReader, site)),
+            ChildSpec(name="feed", factory=partial(FeedReader, site), stop_seconds=0.0),  # it only reads: nothing to finish
             ChildSpec(
                 name="server",
                 factory=partial(WebServer, site, place, certificate, key),
