@@ -88,7 +88,7 @@ class Call:
         if former._eof:
             self._buffer.eof()
         stream.window_updated = _Signal(self.flush)
-        self.owner.writable_again.add(self.flush)
+        self.owner.calls.add(self)
 
     # ---------------------------------------------------------------- receiving
 
@@ -144,6 +144,9 @@ class Call:
     def flush(self) -> None:
         """Write as much as window and buffer allow. The one writer; synchronous, safe to call at any time."""
         if self._gone is not None:
+            return
+        if self._stream._transport.is_closing():
+            self.note_gone("connection-lost", "the connection is closing")
             return
         try:
             while self._write_batch():
@@ -226,7 +229,7 @@ class Call:
         if self._gone is not None:
             return False
         self._gone = (code, detail)
-        self.owner.writable_again.discard(self.flush)
+        self.owner.calls.discard(self)
         self.discard_queued()
         self._rest = None
         self._drained.unpark_all()

@@ -158,8 +158,7 @@ class _Serving:
         protocols = self._doorkeeper.protocols
         for protocol in protocols:
             protocol.goaway()
-            if protocol.transport is not None:
-                protocol.transport.close()
+            protocol.close()
         await _wait_closed(protocols)
 
     async def _asyncio_handler(self, stream: Any) -> None:
@@ -179,7 +178,7 @@ class _Serving:
             raise
         finally:
             # one call per connection: close it once the trailers, which grpclib writes next, are in the buffer
-            asyncio.get_running_loop().call_soon(call.owner.transport.close)
+            asyncio.get_running_loop().call_soon(call.owner.close)
         if status is not Status.OK:
             raise GRPCError(status, text)
 
@@ -285,7 +284,7 @@ async def open_call(
     finally:
         with trio.CancelScope(shield=True):
             await _leave(call, half, left_normally)
-            protocol.transport.close()
+            protocol.close()
             await _wait_closed([protocol])
 
 

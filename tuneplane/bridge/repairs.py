@@ -14,7 +14,7 @@ import asyncio.sslproto
 import logging
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import h2.config
 from grpclib.config import Configuration
@@ -87,6 +87,14 @@ class TolerantProcessor(EventsProcessor):  # type: ignore[misc]
             log.debug("ignored %s of a peer", type(event).__name__)
 
 
+class CallOnConnection(Protocol):
+    """What a connection tells its calls (:class:`.call.Call`)."""
+
+    def flush(self) -> None: ...
+
+    def note_gone(self, code: str, detail: str) -> None: ...
+
+
 class PeerProtocol(H2Protocol):  # type: ignore[misc]
     """One HTTP/2 connection, either side. ``closed`` is set when the transport is gone; it holds no task of its own."""
 
@@ -94,7 +102,7 @@ class PeerProtocol(H2Protocol):  # type: ignore[misc]
         super().__init__(handler, config, h2_config)
         self.closed = asyncio.Event()
         self.transport: Any = None
-        self.writable_again: set[Callable[[], None]] = set()  # the calls of this connection; see call.py
+        self.calls: set[CallOnConnection] = set()  # live ones; at most STREAMS_PER_CONNECTION
         self.on_closed: Callable[[PeerProtocol], None] | None = None
         self.on_call: Callable[[PeerProtocol], None] | None = None
 
@@ -120,10 +128,12 @@ class PeerProtocol(H2Protocol):  # type: ignore[misc]
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        for resume in tuple(self.writable_again):
-            resume()
+        for call in tuple(self.calls):
+            call.flush()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        for call in tuple(self.calls):
+            call.note_gone("connection-lost", f"the connection was lost ({exc})" if exc else "the connection was lost")
         try:
             super().connection_lost(exc)
         finally:
@@ -137,6 +147,11 @@ class PeerProtocol(H2Protocol):  # type: ignore[misc]
             return
         last = self.connection._connection.highest_inbound_stream_id
         self.transport.write(GoAwayFrame(0, last_stream_id=last, error_code=0).serialize())
+
+    def close(self) -> None:
+        """Close after what is written has left. A second ``close`` of asyncio's TLS transport breaks it: once only."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.close()
 
     def abort(self) -> None:
         """Drop the connection now, without the TLS farewell that a dead peer would never answer."""
