@@ -1,0 +1,90 @@
+"""Copies a container's output into its member's log, from its first byte, across restarts of daemon and engine.
+
+The engine's stream can only be had from its beginning (Podman's timestamps are whole seconds), so a resumed capture
+skips as many bytes as it has. Whether the skipped bytes are the captured ones is checked by comparing the last of
+them: an engine that rotated its log away in between is noticed, said in the log, and nothing new is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import trio
+from attrs import define, field
+
+from tuneplane.domain.node_ports import Engine, EngineDown, EngineRefused, EngineUnclear, Life
+
+from .logs import MemberLog
+
+VERIFY_BYTES = 4096  # compared at the seam; equal by chance only in a log that repeats itself, where it matters little
+RETRY_FIRST_SECONDS = 0.1
+RETRY_MOST_SECONDS = 5.0  # an engine being restarted is back within this, and nobody waits for log bytes meanwhile
+ROTATED = b"\n[tuneplane: output was lost here: the container runtime rotated its log away]\n"
+
+
+@define(eq=False)
+class Capture:
+    """One container's capture. ``run`` returns when all output is in the log; cancelled, it can be run again."""
+
+    engine: Engine
+    container: str
+    log: MemberLog
+
+    async def run(self) -> None:
+        """Follow until the container has ended (or is gone) and its log is complete."""
+        wait = RETRY_FIRST_SECONDS
+        while not self.log.complete:
+            try:
+                if await self._follow_once():
+                    await self.log.finish()
+                    return
+                wait = RETRY_FIRST_SECONDS
+            except (EngineDown, EngineUnclear, OSError):  # an engine restart, or a full disk: what is there stays, go on later
+                pass
+            await trio.sleep(wait)
+            wait = min(wait * 2, RETRY_MOST_SECONDS)
+
+    async def _follow_once(self) -> bool:
+        """Copy until the stream ends. True when that was the end of the container's output."""
+        try:
+            async with self.engine.open_logs(self.container) as pieces:
+                await self._copy(pieces)
+        except EngineRefused:
+            return True  # the container is gone, or never wrote a log: there is nothing more to have
+        state = await self.engine.inspect(self.container)
+        return state is None or state.life is not Life.RUNNING
+
+    async def _copy(self, pieces: AsyncIterator[bytes]) -> None:
+        seam = Seam(self.log.end - self.log.base, await self.log.read_back(VERIFY_BYTES))
+        async for data in pieces:
+            fresh = seam.feed(data)
+            if seam.broken:
+                break
+            if fresh:
+                await self.log.append(fresh)
+        if seam.broken or seam.left:
+            await self.log.append(ROTATED)
+            await self.log.rebase()
+            raise EngineUnclear(f"the log of container {self.container[:12]} does not begin as it did")
+
+
+@define
+class Seam:
+    """Skips the first ``left`` bytes of a stream and checks that they end with ``expected``."""
+
+    left: int
+    expected: bytes
+    broken: bool = False
+    _recent: bytearray = field(factory=bytearray, init=False)
+
+    def feed(self, data: bytes) -> bytes:
+        """The part of ``data`` that is new."""
+        if not self.left:
+            return data
+        skipped, fresh = data[: self.left], data[self.left :]
+        self.left -= len(skipped)
+        self._recent = (self._recent + skipped)[-len(self.expected) :] if self.expected else self._recent
+        if not self.left and bytes(self._recent) != self.expected:
+            self.broken = True
+            return b""
+        return fresh

@@ -1,0 +1,98 @@
+"""What all parts of the daemon share: the ports, the journal, the paths, and the outbox of reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+from attrs import define, evolve, field, frozen
+
+from tuneplane.domain.frames import Progress
+from tuneplane.domain.ids import FleetId, MemberId, NodeId
+from tuneplane.domain.node_member import Grants, Place
+from tuneplane.domain.node_ports import Engine, Machine, Runner
+from tuneplane.domain.timings import Timings
+
+from .journal import Journal
+from .logs import LogStore
+
+MAX_PULLS = 4  # at once: more share the same link and disk, and only make the first one later
+
+
+@define(eq=False)
+class Outbox:
+    """The members whose newest state the control plane has not been sent: a set, so it is bounded by the members.
+
+    Level-triggered: a reader takes what is due and reads each record from the journal. ``reset`` makes all due again.
+    """
+
+    _due: dict[MemberId, None] = field(factory=dict)  # a set that keeps its order
+    _changed: trio.Event = field(factory=trio.Event)
+
+    def report(self, member: MemberId) -> None:
+        """Its newest state is to be sent."""
+        self._due[member] = None
+        self._wake()
+
+    def take(self) -> MemberId | None:
+        """The member that waits longest, no longer due; None when none is."""
+        for member in self._due:
+            del self._due[member]
+            return member
+        return None
+
+    def clear(self) -> None:
+        self._due.clear()
+
+    async def wait_due(self) -> None:
+        while not self._due:
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+@frozen
+class Advance:
+    """Progress of long work, and its place between two journalled revisions."""
+
+    progress: Progress
+    tick: int
+
+
+@define(eq=False)
+class NodeCore:
+    """Owned by the daemon; its parts guard their own state. ``grants`` is replaced when cards or budgets change."""
+
+    node: NodeId
+    fleet: FleetId
+    state_dir: Path
+    journal: Journal
+    engine: Engine
+    machine: Machine
+    logs: LogStore
+    disk: Runner  # small files of the state directory
+    timings: Timings
+    grants: Grants
+    outbox: Outbox = field(factory=Outbox)
+    pulls: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(MAX_PULLS))
+    progress: dict[MemberId, Advance] = field(factory=dict)  # only of members that are being prepared
+
+    def place(self, engine: str = "") -> Place:
+        """Here and now."""
+        machine = self.machine
+        return Place(node=self.node, boot_id=machine.boot_id(), boot_seconds=machine.boot_seconds(), engine=engine, now=machine.now())
+
+    def note_progress(self, member: MemberId, progress: Progress | None) -> None:
+        """Remember and report where the preparation of ``member`` stands; None: it is over."""
+        if progress is None:
+            self.progress.pop(member, None)
+            return
+        before = self.progress.get(member)
+        self.progress[member] = Advance(progress, 1) if before is None else evolve(before, progress=progress, tick=before.tick + 1)
+        self.outbox.report(member)
+
+    def member_dir(self, member: MemberId) -> Path:
+        """Private to the daemon (0700); ``plan`` below it is what the container sees."""
+        return self.state_dir / "members" / member

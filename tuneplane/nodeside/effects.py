@@ -1,0 +1,270 @@
+"""The effects a member's driver performs, one function an action of the member table. Each returns what it found out.
+
+All are safe to be repeated except ``create`` and ``start``, which the table never repeats. EngineDown (nothing was
+sent) goes to the driver, which tries the same action again; what EngineUnclear means is said at each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+from attrs import frozen
+
+from tuneplane.domain.ids import container_name
+from tuneplane.domain.member_table import MemberAction, MemberEvent
+from tuneplane.domain.node_member import (
+    LABEL_FENCE,
+    LABEL_MEMBER,
+    LABEL_NODE,
+    LABEL_PLAN,
+    NOTHING_FOUND,
+    Facts,
+    NodeMember,
+    hold_left,
+    judge,
+)
+from tuneplane.domain.node_ports import (
+    ContainerSpec,
+    ContainerState,
+    EngineDown,
+    EngineRefused,
+    EngineUnclear,
+    Life,
+    Mount,
+    Refusal,
+)
+from tuneplane.domain.plan import MemberPlan, read_plan, workload_env
+
+from .core import NodeCore
+from .preparation import prepare, remove_tree
+
+
+@frozen
+class Outcome:
+    """An event for the table, its facts, and the engine instance they were found under ("" where it does not matter)."""
+
+    event: MemberEvent
+    facts: Facts = NOTHING_FOUND
+    engine: str = ""
+
+
+PLAN_TARGET = "/tuneplane/plan"
+PIDS_LIMIT = 32768  # data loaders and threads of a whole machine; a fork bomb ends here
+KILL_CONFIRM_SECONDS = 10.0  # after SIGKILL: longer means the kernel holds it; the stop then stays unconfirmed (L-E9)
+
+
+async def load_plan(core: NodeCore, record: NodeMember) -> MemberPlan:
+    return read_plan(await core.journal.plan(record.member), record.plan_digest)
+
+
+async def do_prepare(core: NodeCore, record: NodeMember) -> Outcome:
+    """Image, plan directory and output directory. Nothing that runs is made."""
+    plan = await load_plan(core, record)
+    problem = await prepare(core, record, plan)
+    if problem is not None:
+        return Outcome(MemberEvent.UNFIT, Facts(reason_code=problem.code, reason_detail=problem.detail))
+    return Outcome(MemberEvent.READY)
+
+
+async def do_await(core: NodeCore, record: NodeMember) -> Outcome:
+    """Sleep until the hold has run out, on the clock that also counts suspended time (P-08)."""
+    while True:
+        left = hold_left(record, core.place())
+        if left <= 0:
+            return Outcome(MemberEvent.HOLD_EXPIRED)
+        await trio.sleep(min(left, core.timings.poll))
+
+
+async def do_create(core: NodeCore, record: NodeMember) -> Outcome:
+    """Create the container under its deterministic name. Sent at most once a record."""
+    spec = workload_spec(core, record, await load_plan(core, record))
+    instance = await core.engine.instance()
+    try:
+        container = await core.engine.create(spec)
+    except (EngineUnclear, OSError):
+        return Outcome(MemberEvent.UNCLEAR)
+    except EngineRefused as error:
+        if error.kind is Refusal.NAME_TAKEN:
+            return await do_look(core, record)
+        code = "image-unavailable" if error.kind is Refusal.NO_IMAGE else "start-failed"
+        return await _refused(core, record, code, error)
+    fresh = ContainerState(id=container, name=spec.name, labels=spec.labels, life=Life.CREATED)
+    return _judged(core, record, fresh, instance)
+
+
+async def do_start(core: NodeCore, record: NodeMember) -> Outcome:
+    """The one start of this member, of the container whose id is journalled."""
+    try:
+        await core.engine.start(record.container_id)
+    except (EngineUnclear, OSError):
+        return Outcome(MemberEvent.UNCLEAR)
+    except EngineRefused as error:
+        return await _refused(core, record, "start-failed", error)
+    return Outcome(MemberEvent.STARTED, Facts(started_at=core.machine.now()))
+
+
+async def _refused(core: NodeCore, record: NodeMember, code: str, error: EngineRefused) -> Outcome:
+    """The engine said no: believe it when the runtime shows nothing that ever started. Never a reason to ask twice."""
+    try:
+        instance = await core.engine.instance()
+        found = await find(core, record)
+    except (EngineDown, EngineUnclear, EngineRefused):
+        return Outcome(MemberEvent.UNCLEAR)
+    if found is None or found.life is Life.CREATED:
+        facts = Facts(reason_code=code, reason_detail=error.detail, container_id=found.id if found else "")
+        return Outcome(MemberEvent.REFUSED, facts)
+    return _judged(core, record, found, instance)
+
+
+async def do_look(core: NodeCore, record: NodeMember) -> Outcome:
+    """What the runtime shows now (P-03). The engine instance is asked first: a restart in between makes it unproven."""
+    instance = await core.engine.instance()
+    return _judged(core, record, await find(core, record), instance)
+
+
+def _judged(core: NodeCore, record: NodeMember, found: ContainerState | None, instance: str) -> Outcome:
+    event, facts = judge(record, found, core.place(instance))
+    return Outcome(event, facts, instance)
+
+
+async def find(core: NodeCore, record: NodeMember) -> ContainerState | None:
+    """By the journalled id, else by the deterministic name."""
+    if record.container_id:
+        found = await core.engine.inspect(record.container_id)
+        if found is not None:
+            return found
+    return await core.engine.inspect(container_name(record.member))
+
+
+async def do_wait(core: NodeCore, record: NodeMember) -> Outcome:
+    """Until the container has ended, or for a bounded time; then look."""
+    await core.engine.wait_ended(record.container_id)
+    return await do_look(core, record)
+
+
+async def do_end(core: NodeCore, record: NodeMember, *, again: bool) -> Outcome:
+    """Signal, grace, SIGKILL, confirm. ``again``: the grace is used up. Unconfirmed, it is found running and comes back."""
+    if not again and await _signal(core, record, record.stop_signal):
+        with trio.move_on_after(record.stop_grace_seconds):
+            await _wait_gone(core, record)
+    found = await core.engine.inspect(record.container_id)
+    if found is not None and found.life is Life.RUNNING and await _signal(core, record, "SIGKILL"):
+        with trio.move_on_after(KILL_CONFIRM_SECONDS):
+            await _wait_gone(core, record)
+    return await do_look(core, record)
+
+
+async def _signal(core: NodeCore, record: NodeMember, signal: str) -> bool:
+    """False when it does not run any more. An unclear signal counts as sent: what comes of it is looked at."""
+    try:
+        await core.engine.signal(record.container_id, signal)
+    except EngineUnclear:
+        return True
+    except EngineRefused as error:
+        return error.kind is Refusal.OTHER
+    return True
+
+
+async def _wait_gone(core: NodeCore, record: NodeMember) -> None:
+    while True:
+        await core.engine.wait_ended(record.container_id, soon=True)
+        found = await core.engine.inspect(record.container_id)
+        if found is None or found.life is not Life.RUNNING:
+            return
+        await trio.sleep(0.05)  # an engine whose wait returns early must not be asked in a tight loop
+
+
+async def do_remove(core: NodeCore, record: NodeMember) -> Outcome:
+    """Remove, by id, a container that an unanswered start may yet start."""
+    found = await find(core, record)
+    if found is not None and judge(record, found, core.place())[0] is not MemberEvent.FOUND_FOREIGN:
+        await core.engine.remove(found.id)
+    return Outcome(MemberEvent.REMOVED)
+
+
+async def do_fence(core: NodeCore, record: NodeMember) -> Outcome:
+    """Hold the name with an inert container, so that a create still executing cannot succeed any more (P-01)."""
+    if not record.create_sent:
+        return Outcome(MemberEvent.FENCED)  # nothing was ever sent under this record
+    image = (await load_plan(core, record)).image
+    if not await core.engine.has_image(image):
+        image = await core.engine.any_image() or ""
+    if not image:
+        return Outcome(MemberEvent.FENCED)  # no image, so no create can succeed
+    labels = {**identity_labels(core, record), LABEL_FENCE: "1"}
+    try:
+        await core.engine.create(
+            ContainerSpec(name=container_name(record.member), image=image, command=("fence-never-started",), labels=labels)
+        )
+    except EngineRefused as error:
+        if error.kind is Refusal.NAME_TAKEN:
+            return await do_look(core, record)
+        raise
+    return Outcome(MemberEvent.FENCED)
+
+
+async def do_clean(core: NodeCore, record: NodeMember, capture: Callable[[str], Awaitable[None]]) -> Outcome:
+    """Capture the rest of the log, remove the container and the plan, and see that they are gone (R-LCH-14)."""
+    core.note_progress(record.member, None)
+    if record.create_sent or record.container_id:
+        found = await find(core, record)
+        if found is not None and judge(record, found, core.place())[0] not in (MemberEvent.FOUND_FOREIGN, MemberEvent.FENCED):
+            if found.life is not Life.CREATED:
+                await capture(found.id)
+            await core.engine.remove(found.id)
+            if await core.engine.inspect(found.id) is not None:
+                raise EngineUnclear(f"container {found.id[:12]} is still there after its removal")
+    log = await core.logs.log(record.member)
+    await log.finish()
+    await core.disk(lambda: remove_tree(core.member_dir(record.member)))
+    return Outcome(MemberEvent.CLEANED)
+
+
+async def do_forget(core: NodeCore, record: NodeMember) -> Outcome:
+    """Remove what was kept for questions: the log, and the fence."""
+    if record.create_sent or record.container_id:
+        found = await find(core, record)
+        if found is not None and judge(record, found, core.place())[0] is not MemberEvent.FOUND_FOREIGN:
+            await core.engine.remove(found.id)
+    await core.logs.forget(record.member)
+    await core.disk(lambda: remove_tree(core.member_dir(record.member)))
+    return Outcome(MemberEvent.GONE)
+
+
+EFFECTS: dict[MemberAction, Callable[[NodeCore, NodeMember], Awaitable[Outcome]]] = {
+    MemberAction.PREPARE: do_prepare,
+    MemberAction.AWAIT: do_await,
+    MemberAction.CREATE: do_create,
+    MemberAction.START: do_start,
+    MemberAction.LOOK: do_look,
+    MemberAction.WAIT: do_wait,
+    MemberAction.REMOVE: do_remove,
+    MemberAction.FENCE: do_fence,
+    MemberAction.FORGET: do_forget,
+}
+
+
+def workload_spec(core: NodeCore, record: NodeMember, plan: MemberPlan) -> ContainerSpec:
+    """The container of a member: host network, the storage root at its own path, the plan read-only."""
+    mounts = [Mount(source=str(core.member_dir(record.member) / "plan"), target=PLAN_TARGET, read_only=True)]
+    if plan.storage_root:
+        mounts.append(Mount(source=plan.storage_root, target=plan.storage_root))
+    return ContainerSpec(
+        name=container_name(record.member),
+        image=plan.image,
+        command=plan.command,
+        labels=identity_labels(core, record),
+        env=workload_env(plan),
+        workdir=plan.workdir,
+        mounts=tuple(mounts),
+        cpu_millis=plan.cpu_millis,
+        memory_bytes=plan.memory_bytes,
+        pids_limit=PIDS_LIMIT,
+        gpu_uuids=plan.gpu_uuids,
+        stop_signal=plan.stop_signal,
+    )
+
+
+def identity_labels(core: NodeCore, record: NodeMember) -> dict[str, str]:
+    return {LABEL_MEMBER: record.member, LABEL_NODE: core.node, LABEL_PLAN: record.plan_digest}

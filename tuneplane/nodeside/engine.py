@@ -1,0 +1,299 @@
+"""The container runtime: Docker and Podman through the Engine API on a Unix socket (one client, no command lines).
+
+Docker speaks its own API. Podman is asked through ``/libpod`` where its compatible API is wrong or poorer: create (GPU
+requests are ignored in silence, ulimits are swapped), pull (no way to name an insecure registry), wait (polls slowly).
+An action that was asked for twice may happen twice (Podman starts an ended container again), so nothing here retries.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import trio
+from attrs import define, field, frozen
+
+from tuneplane.domain.errors import InvalidInput
+from tuneplane.domain.faultpoint import fault_point
+from tuneplane.domain.node_ports import (
+    ContainerSpec,
+    ContainerState,
+    EngineDown,
+    EngineInfo,
+    EngineRefused,
+    PullFailed,
+    PullProgress,
+    Refusal,
+)
+
+from .engine_http import Body, Demux, EngineHttp, refused
+from .engine_pull import read_pull
+from .engine_specs import docker_body, libpod_body, read_container, read_summary
+
+API = "v1.41"  # what both engines of the field speak; a newer daemon's own minimum is taken instead
+LIBPOD = "/v4.0.0/libpod"
+WAIT_SECONDS = 300.0  # one wait; the caller inspects and waits again, so a lost answer costs this at most
+NOTICE_MILLISECONDS = 250  # how often Podman looks for the end of a container
+NOTICE_SOON_MILLISECONDS = 20  # the same while a person waits for a stop
+STANDARD_SOCKETS = {"docker": ("/run/docker.sock", "/var/run/docker.sock"), "podman": ("/run/podman/podman.sock",)}
+CDI_DIRECTORIES = (Path("/etc/cdi"), Path("/run/cdi"), Path("/var/run/cdi"))
+DOCKER_PID_FILE = Path("/run/docker.pid")
+
+
+@frozen
+class _Spoken:
+    """What answers at the socket."""
+
+    podman: bool
+    version: str
+
+
+@define(eq=False)
+class EngineClient:
+    """Implements :class:`~tuneplane.domain.node_ports.Engine` for one socket. Close it with ``aclose``.
+
+    It need not answer yet: which engine it is, is asked at first use. ``runtime`` ("" = any) must then match.
+    """
+
+    runtime: str
+    _http: EngineHttp
+    insecure_registries: frozenset[str] = frozenset()
+    _spoken: _Spoken | None = field(default=None, init=False)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def _podman(self) -> bool:
+        return (self._spoken or await self._ask_version()).podman
+
+    async def _ask_version(self) -> _Spoken:
+        response = await self._http.call("asking for the runtime's version", "GET", "/version", bare=True)
+        if response.status_code != 200:
+            raise refused("asking for the runtime's version", response.status_code, response.content)
+        data = response.json()
+        kind = engine_kind(data)
+        if self.runtime and self.runtime != kind:
+            raise EngineDown(f"TUNEPLANE_NODE_RUNTIME is {self.runtime}, but {kind} answers at {self._http.socket}")
+        self._http.prefix = "" if kind == "podman" else f"/{_api_version(data)}"
+        self._spoken = _Spoken(kind == "podman", str(data.get("Version", "")))
+        return self._spoken
+
+    async def instance(self) -> str:
+        if await self._podman():
+            return "podman"
+        return docker_instance(self._http.socket)
+
+    async def info(self) -> EngineInfo:
+        spoken = await self._ask_version()
+        response = await self._http.call("asking for the runtime's state", "GET", "/info")
+        if response.status_code != 200:
+            raise refused("asking for the runtime's state", response.status_code, response.content)
+        gpu = _cdi_gpus() or (not spoken.podman and "nvidia" in (response.json().get("Runtimes") or {}))
+        return EngineInfo(kind="podman" if spoken.podman else "docker", version=spoken.version, gpu_runtime=gpu)
+
+    async def has_image(self, image: str) -> bool:
+        await self._podman()
+        response = await self._http.call(f"looking for image {image}", "GET", f"/images/{quote(image, safe='/:@')}/json")
+        if response.status_code not in (200, 404):
+            raise refused(f"looking for image {image}", response.status_code, response.content)
+        return response.status_code == 200
+
+    async def any_image(self) -> str | None:
+        await self._podman()
+        response = await self._http.call("listing images", "GET", "/images/json")
+        images = response.json() if response.status_code == 200 else []
+        return str(images[0]["Id"]) if images else None
+
+    async def pull(self, image: str, progress: Callable[[PullProgress], None]) -> None:
+        doing = f"pulling image {image}"
+        if await self._podman() and self._is_insecure(image):
+            path, params = f"{LIBPOD}/images/pull", {"reference": image, "tlsVerify": "false"}
+        else:
+            path, params = "/images/create", {"fromImage": image}
+        with fault_point("node.engine.pull"):
+            async with self._http.stream(doing, "POST", path, params) as body:
+                status = body.response.status_code
+                if status != 200:
+                    error = refused(doing, status, await body.read_all())
+                    raise PullFailed(image, error.detail, lasting=status in (400, 404))
+                await read_pull(image, body, progress)
+
+    def _is_insecure(self, image: str) -> bool:
+        """Plain HTTP is allowed for loopback and for registries an operator listed, and for nothing else."""
+        registry = image.split("/", 1)[0]
+        host = registry.rsplit(":", 1)[0]
+        return registry in self.insecure_registries or host in ("localhost", "[::1]") or re.fullmatch(r"127(\.\d+){3}", host) is not None
+
+    async def create(self, spec: ContainerSpec) -> str:
+        doing = f"creating container {spec.name}"
+        podman = await self._podman()
+        with fault_point("node.engine.create"):
+            if podman:
+                response = await self._http.call(doing, "POST", f"{LIBPOD}/containers/create", body=libpod_body(spec))
+            else:
+                response = await self._http.call(doing, "POST", "/containers/create", params={"name": spec.name}, body=docker_body(spec))
+        if response.status_code != 201:
+            error = refused(doing, response.status_code, response.content)
+            missing = error.kind is Refusal.NO_CONTAINER  # a 404 to a create can only be about its image
+            raise EngineRefused(doing, Refusal.NO_IMAGE, error.detail, error.status) if missing else error
+        return str(response.json()["Id"])
+
+    async def start(self, container: str) -> None:
+        await self._podman()
+        with fault_point("node.engine.start"):
+            response = await self._http.call(f"starting container {container[:12]}", "POST", f"/containers/{container}/start")
+        if response.status_code not in (204, 304):
+            raise refused(f"starting container {container[:12]}", response.status_code, response.content)
+
+    async def inspect(self, container: str) -> ContainerState | None:
+        await self._podman()
+        response = await self._http.call(f"inspecting container {container}", "GET", f"/containers/{container}/json")
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200:
+            raise refused(f"inspecting container {container}", response.status_code, response.content)
+        return read_container(response.json())
+
+    async def wait_ended(self, container: str, *, soon: bool = False) -> None:
+        doing = f"waiting for container {container[:12]}"
+        if await self._podman():
+            interval = NOTICE_SOON_MILLISECONDS if soon else NOTICE_MILLISECONDS
+            path, params = f"{LIBPOD}/containers/{container}/wait", {"condition": "stopped", "interval": f"{interval}ms"}
+        else:
+            path, params = f"/containers/{container}/wait", {"condition": "not-running"}
+        with trio.move_on_after(WAIT_SECONDS):
+            await self._long_call(doing, path, params)
+
+    async def signal(self, container: str, signal: str) -> None:
+        await self._podman()
+        doing = f"sending {signal} to container {container[:12]}"
+        with fault_point("node.engine.signal"):
+            response = await self._http.call(doing, "POST", f"/containers/{container}/kill", params={"signal": signal})
+        if response.status_code not in (200, 204):
+            error = refused(doing, response.status_code, response.content)
+            stopped = error.kind is Refusal.OTHER and error.status == 409
+            raise EngineRefused(doing, Refusal.NOT_RUNNING, error.detail, error.status) if stopped else error
+
+    async def remove(self, container: str) -> None:
+        doing = f"removing container {container}"
+        podman = await self._podman()
+        with fault_point("node.engine.remove"):
+            if podman:
+                params: dict[str, Any] = {"force": "true", "v": "true", "timeout": 0}
+                response = await self._http.call(doing, "DELETE", f"{LIBPOD}/containers/{container}", params=params)
+            else:
+                response = await self._http.call(doing, "DELETE", f"/containers/{container}", params={"force": "true", "v": "true"})
+        if response.status_code not in (200, 204, 404):
+            raise refused(doing, response.status_code, response.content)
+
+    async def list_labelled(self, label: str, value: str) -> list[ContainerState]:
+        await self._podman()
+        params = {"all": "true", "filters": json.dumps({"label": [f"{label}={value}"]})}
+        response = await self._http.call("listing containers", "GET", "/containers/json", params=params)
+        if response.status_code != 200:
+            raise refused("listing containers", response.status_code, response.content)
+        return [read_summary(row) for row in response.json()]
+
+    @asynccontextmanager
+    async def open_logs(self, container: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        await self._podman()
+        doing = f"reading the log of container {container[:12]}"
+        params = {"stdout": "true", "stderr": "true", "follow": "true"}
+        async with self._http.stream(doing, "GET", f"/containers/{container}/logs", params) as body:
+            if body.response.status_code != 200:
+                raise refused(doing, body.response.status_code, await body.read_all())
+            yield _Payloads(body)
+
+    async def _long_call(self, doing: str, path: str, params: dict[str, str]) -> None:
+        async with self._http.stream(doing, "POST", path, params) as body:
+            text = await body.read_all()
+            status = body.response.status_code
+        if status not in (200, 404):
+            raise refused(doing, status, text)
+
+
+@define(eq=False)
+class _Payloads:
+    """A log stream without its frame headers."""
+
+    _body: Body
+    _demux: Demux = field(factory=Demux)
+
+    def __aiter__(self) -> _Payloads:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while True:
+            if payload := self._demux.feed(await anext(self._body)):
+                return payload
+
+
+# ---------------------------------------------------------------- finding it
+
+
+@asynccontextmanager
+async def open_engine(
+    *, runtime: str, socket_path: Path | None, insecure_registries: frozenset[str], call_seconds: float
+) -> AsyncIterator[EngineClient]:
+    """The configured engine, or the first whose socket is at its usual place (InvalidInput when there is none)."""
+    client = EngineClient(runtime, EngineHttp(socket_path or find_socket(runtime), call_seconds), insecure_registries)
+    try:
+        yield client
+    finally:
+        with trio.move_on_after(1, shield=True):
+            await client.aclose()
+
+
+def find_socket(runtime: str) -> Path:
+    """The usual socket of ``runtime`` ("" = any). Raises InvalidInput naming what was looked for."""
+    names = [name for kind, paths in STANDARD_SOCKETS.items() if runtime in ("", kind) for name in paths]
+    for name in names:
+        if Path(name).is_socket():
+            return Path(name)
+    detail = f"no container runtime answers at {', '.join(names)}: install Docker or Podman, start its API service, or name its socket"
+    raise InvalidInput("TUNEPLANE_NODE_RUNTIME_SOCKET", detail)
+
+
+def engine_kind(version: dict[str, Any]) -> str:
+    """Told by the answer, not by the path: a Podman may sit behind Docker's socket."""
+    names = [str(component.get("Name", "")) for component in version.get("Components") or []]
+    return "podman" if any("podman" in name.lower() for name in names) else "docker"
+
+
+def _api_version(version: dict[str, Any]) -> str:
+    least = str(version.get("MinAPIVersion", "1.24"))
+    ours = tuple(map(int, API[1:].split(".")))
+    return f"v{least}" if tuple(map(int, least.split("."))) > ours else API
+
+
+def docker_instance(path: Path) -> str:
+    """The running dockerd: its process and start time, so that a restart shows (P-04).
+
+    Behind a socket that systemd opened the peer is systemd; then the pid file is asked, and without one a restart
+    cannot be told. (Podman has no such process: conmon keeps each container and its exit code.)
+    """
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+            pid = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        except OSError as error:
+            raise EngineDown(f"the container runtime at {path} does not answer: {error}") from error
+    try:
+        pid = int(DOCKER_PID_FILE.read_text()) if pid <= 1 else pid
+        started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except (OSError, ValueError, IndexError):
+        return "docker"
+    return f"docker-{pid}-{started}"
+
+
+def _cdi_gpus() -> bool:
+    """Whether some CDI specification offers NVIDIA cards."""
+    files = [path for directory in CDI_DIRECTORIES if directory.is_dir() for path in directory.iterdir()]
+    return any("nvidia.com/gpu" in path.read_text(errors="replace") for path in files if path.suffix in (".yaml", ".yml", ".json"))

@@ -1,0 +1,280 @@
+"""The Node's durable memory: SQLite, one writer on its own thread, every commit on the disk before it is believed.
+
+``synchronous=FULL`` with a write-ahead log: one fsync a commit (the rollback journal needs three), and readers such as
+``tuneplane-node status`` never block the writer. Each public method is one transaction. A transaction that raises may
+have committed all the same (P-09), so the cached records are read again before the error goes on.
+
+Every change raises ``sequence``: a journal that went back in time is noticed by the control plane (P-02).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from attrs import define, field, frozen
+
+from tuneplane.domain import codec
+from tuneplane.domain.errors import TuneplaneError
+from tuneplane.domain.faultpoint import fault_point
+from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
+from tuneplane.domain.ids import JournalId, MemberId, spell_id
+from tuneplane.domain.member_table import MemberAction, MemberEvent, NodePhase
+from tuneplane.domain.node_member import Decision, Facts, Grants, NodeMember, Place, acknowledged, advance, decide
+from tuneplane.domain.node_ports import Runner
+
+T = TypeVar("T")
+SCHEMA_VERSION = 1
+BUSY_MILLISECONDS = 5000  # a reader that checkpoints may hold the file for a moment
+FILE_NAME = "journal.sqlite3"
+
+SCHEMA = """
+CREATE TABLE meta (
+  only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
+  schema_version INTEGER NOT NULL,
+  journal_id TEXT NOT NULL,
+  sequence INTEGER NOT NULL,
+  session_epoch INTEGER NOT NULL
+) STRICT;
+CREATE TABLE member (
+  member TEXT PRIMARY KEY,
+  phase TEXT NOT NULL,
+  revision INTEGER NOT NULL,
+  record TEXT NOT NULL,
+  plan BLOB NOT NULL
+) STRICT;
+CREATE TABLE operation (
+  operation TEXT PRIMARY KEY,
+  member TEXT NOT NULL,
+  answer TEXT NOT NULL
+) STRICT;
+CREATE INDEX operation_of_member ON operation (member);
+"""
+
+
+class JournalUnusable(TuneplaneError):
+    """The journal file cannot be used; it is left untouched."""
+
+    code = "journal-unusable"
+
+
+@frozen
+class Accepted:
+    """A command's answer, and what its driver is to do. ``repeated``: it was answered before, nothing changed."""
+
+    answer: CommandAnswer
+    record: NodeMember | None
+    action: MemberAction
+    repeated: bool = False
+
+
+@frozen
+class _Change:
+    """One statement of a transaction, and what becomes true in memory once it has committed."""
+
+    what: str  # names the fault point of a transaction that ends with it
+    statement: str
+    values: tuple[object, ...] = ()
+    record: NodeMember | None = None
+    dropped: MemberId | None = None
+    epoch: int | None = None
+
+
+@define(eq=False)
+class Journal:
+    """The open journal. Reads of records are from memory; every method that changes anything awaits the disk."""
+
+    journal_id: JournalId
+    _database: sqlite3.Connection
+    _run: Runner
+    _sequence: int = 0
+    _session_epoch: int = 0
+    _records: dict[MemberId, NodeMember] = field(factory=dict)
+    _staged: list[_Change] = field(factory=list)
+
+    @property
+    def sequence(self) -> int:
+        return self._sequence
+
+    @property
+    def session_epoch(self) -> int:
+        return self._session_epoch
+
+    def member(self, member: MemberId) -> NodeMember | None:
+        return self._records.get(member)
+
+    def members(self) -> tuple[NodeMember, ...]:
+        """All records, tombstones included, by member id."""
+        return tuple(self._records[member] for member in sorted(self._records))
+
+    async def open_session(self, epoch: int) -> bool:
+        """Make a Welcome's session epoch durable (P-06). False, and nothing written, when it is not a newer one (P-07)."""
+        return await self._write(lambda: self._do_open_session(epoch))
+
+    async def accept(self, command: Command, place: Place, grants: Grants) -> Accepted | None:
+        """Journal a command and its answer. None: it belongs to an older session and is ignored (P-06)."""
+        return await self._write(lambda: self._do_accept(command, place, grants))
+
+    async def advance(self, member: MemberId, event: MemberEvent, facts: Facts, place: Place) -> tuple[NodeMember, MemberAction]:
+        """Apply an outcome to the record as it is now. KeyError when the record is gone; IllegalTransition."""
+        return await self._write(lambda: self._do_advance(member, event, facts, place))
+
+    async def acknowledge(self, member: MemberId, revision: int) -> None:
+        """The control plane has stored a report of ``revision``."""
+        record = self._records.get(member)
+        if record is not None and acknowledged(record, revision) != record:
+            await self._write(lambda: self._do_acknowledge(member, revision))
+
+    async def plan(self, member: MemberId) -> bytes:
+        """The plan bytes as they came; b"" when there are none."""
+        return await self._run(lambda: self._read_plan(member))
+
+    # ------------------------------------------------ on the writer's thread
+
+    async def _write(self, work: Callable[[], T]) -> T:
+        return await self._run(lambda: self._transaction(work))
+
+    def _transaction(self, work: Callable[[], T]) -> T:
+        """``work`` decides over the records in memory and stages what is to be written; nothing staged, nothing written."""
+        self._staged.clear()
+        result = work()
+        if not self._staged:
+            return result
+        try:
+            self._commit()
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            self._reload()
+            raise
+        self._adopt()
+        return result
+
+    def _commit(self) -> None:
+        self._database.execute("BEGIN IMMEDIATE")
+        for change in self._staged:
+            self._database.execute(change.statement, change.values)
+        self._database.execute("UPDATE meta SET sequence = sequence + 1")
+        with fault_point(f"node.journal.{self._staged[-1].what}"):
+            self._database.execute("COMMIT")
+
+    def _adopt(self) -> None:
+        self._sequence += 1
+        for change in self._staged:
+            if change.record is not None:
+                self._records[change.record.member] = change.record
+            if change.dropped is not None:
+                self._records.pop(change.dropped, None)
+            if change.epoch is not None:
+                self._session_epoch = change.epoch
+
+    def _do_open_session(self, epoch: int) -> bool:
+        if epoch <= self._session_epoch:
+            return False
+        self._staged.append(_Change("epoch", "UPDATE meta SET session_epoch = ?", (epoch,), epoch=epoch))
+        return True
+
+    def _do_accept(self, command: Command, place: Place, grants: Grants) -> Accepted | None:
+        if command.session_epoch < self._session_epoch:
+            return None
+        row = self._database.execute("SELECT answer FROM operation WHERE operation = ?", (command.operation,)).fetchone()
+        record = self._records.get(command.member)
+        if row is not None:
+            return Accepted(codec.decode(CommandAnswer, json.loads(row[0])), record, MemberAction.KEEP, repeated=True)
+        decision = decide(record, command, place, grants, self._records.values())
+        self._keep(command, decision)
+        return Accepted(decision.answer, decision.record, decision.action)
+
+    def _keep(self, command: Command, decision: Decision) -> None:
+        if decision.record is not None:  # answers of forgotten members go with them
+            answer = json.dumps(codec.encode(decision.answer))
+            values = (command.operation, command.member, answer)
+            self._staged.append(_Change("answer", "INSERT INTO operation VALUES (?, ?, ?)", values))
+        if decision.record is not None and decision.record != self._records.get(command.member):
+            self._store(decision.record.phase.value, decision.record, command.plan if command.kind is CommandKind.PREPARE else None)
+
+    def _do_advance(self, member: MemberId, event: MemberEvent, facts: Facts, place: Place) -> tuple[NodeMember, MemberAction]:
+        record = self._records[member]
+        changed, action = advance(record, event, facts, place)
+        if changed.phase is NodePhase.ABSENT:
+            self._staged.append(_Change("gone", "DELETE FROM operation WHERE member = ?", (member,)))
+            self._staged.append(_Change("gone", "DELETE FROM member WHERE member = ?", (member,), dropped=member))
+        elif changed != record:
+            self._store("cleaned" if changed.cleaned and not record.cleaned else changed.phase.value, changed, None)
+        return changed, action
+
+    def _do_acknowledge(self, member: MemberId, revision: int) -> None:
+        record = self._records.get(member)
+        if record is not None:
+            self._store("acknowledged", acknowledged(record, revision), None)
+
+    def _store(self, what: str, record: NodeMember, plan: bytes | None) -> None:
+        data = json.dumps(codec.encode(record))
+        statement = (
+            "INSERT INTO member VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (member) DO UPDATE SET phase = ?2, revision = ?3, record = ?4"
+        )
+        values = (record.member, record.phase.value, record.revision, data, plan or b"")
+        self._staged.append(_Change(what, statement, values, record=record))
+
+    def _read_plan(self, member: MemberId) -> bytes:
+        row = self._database.execute("SELECT plan FROM member WHERE member = ?", (member,)).fetchone()
+        return bytes(row[0]) if row else b""
+
+    def _reload(self) -> None:
+        self._sequence, self._session_epoch = self._database.execute("SELECT sequence, session_epoch FROM meta").fetchone()
+        rows = self._database.execute("SELECT member, record FROM member").fetchall()
+        self._records = {MemberId(name): codec.decode(NodeMember, json.loads(data), name) for name, data in rows}
+
+
+@asynccontextmanager
+async def open_journal(state_dir: Path, run: Runner) -> AsyncIterator[Journal]:
+    """Open or create the journal below ``state_dir``. Raises JournalUnusable for a damaged or unknown one."""
+    journal = await run(lambda: _open(state_dir / FILE_NAME, run))
+    try:
+        yield journal
+    finally:
+        await run(journal._database.close)
+
+
+def _open(path: Path, run: Runner) -> Journal:
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        journal = _prepare(database, path, run)
+    except sqlite3.DatabaseError as error:
+        database.close()
+        raise JournalUnusable(f"journal {path}: {error}") from error
+    except BaseException:
+        database.close()
+        raise
+    return journal
+
+
+def _prepare(database: sqlite3.Connection, path: Path, run: Runner) -> Journal:
+    database.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    path.chmod(0o600)
+    if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        _create(database)
+    problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise JournalUnusable(f"journal {path} is damaged: {problem}")
+    version, journal_id = database.execute("SELECT schema_version, journal_id FROM meta").fetchone()
+    if version != SCHEMA_VERSION:
+        raise JournalUnusable(f"journal {path} has schema version {version}; this version of Tuneplane knows {SCHEMA_VERSION}")
+    journal = Journal(JournalId(journal_id), database, run)
+    journal._reload()
+    return journal
+
+
+def _create(database: sqlite3.Connection) -> None:
+    journal_id = spell_id("jrn", secrets.token_bytes(10))
+    with fault_point("node.journal.create"):
+        database.executescript(
+            f"BEGIN; {SCHEMA} INSERT INTO meta VALUES (1, {SCHEMA_VERSION}, '{journal_id}', 0, 0); COMMIT;"  # noqa: S608 - base32
+        )

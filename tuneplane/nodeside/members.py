@@ -1,0 +1,67 @@
+"""The commands of the control plane, journalled and answered; the drivers they wake.
+
+Journalling never waits for a driver (P-01): that is why a stop is accepted while the member's pull, create or start
+hangs. Whoever serves stops and other commands does so in two lanes of its own; the journal puts them in one order.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from attrs import define
+
+from tuneplane.domain.frames import Command, CommandAnswer
+from tuneplane.domain.ids import MemberId
+from tuneplane.domain.member_table import ENDED, MemberAction, NodePhase
+from tuneplane.domain.node_member import LABEL_MEMBER, LABEL_NODE
+from tuneplane.domain.node_ports import Life
+
+from .core import NodeCore
+from .driver import Poke
+
+
+class Drivers(Protocol):
+    """Where drivers run: a pool of actors in the daemon, a nursery in a test."""
+
+    async def wake(self, member: MemberId, poke: Poke) -> None:
+        """Give ``poke`` to the member's driver; start one when none runs."""
+
+
+@define(eq=False)
+class Members:
+    """Accepts commands for all members of this Node."""
+
+    core: NodeCore
+    drivers: Drivers
+
+    async def resume(self) -> None:
+        """After a start of the daemon: a driver for every member that is not ended and clean."""
+        for record in self.core.journal.members():
+            if record.phase not in ENDED or not record.cleaned or record.phase is NodePhase.FORGOTTEN:
+                await self.drivers.wake(record.member, Poke(-1, MemberAction.KEEP))
+
+    async def accept(self, command: Command) -> CommandAnswer | None:
+        """Journal and answer; the effects follow. None: a command of an older session, to be ignored (P-06).
+
+        OSError or sqlite3.Error: the journal could not be written, or perhaps it was; the command is not answered and
+        will be sent again, under the same operation.
+        """
+        core = self.core
+        accepted = await core.journal.accept(command, core.place(), core.grants)
+        if accepted is None:
+            return None
+        if not accepted.repeated and accepted.record is not None:
+            core.outbox.report(command.member)
+            if accepted.action is not MemberAction.KEEP:
+                await self.drivers.wake(command.member, Poke(accepted.record.revision, accepted.action))
+        return accepted.answer
+
+    async def strangers(self) -> tuple[str, ...]:
+        """Running containers with this Node's label that the journal does not know: reported, never touched (L-C13)."""
+        found = await self.core.engine.list_labelled(LABEL_NODE, self.core.node)
+        known = {record.member for record in self.core.journal.members()}
+        return tuple(
+            f"container {each.name} ({each.id[:12]}) carries this Node's label, but the journal does not know its member"
+            for each in found
+            if each.life is Life.RUNNING and each.labels.get(LABEL_MEMBER) not in known
+        )

@@ -1,0 +1,86 @@
+"""Touching the storage root without risking the daemon: every access runs in a child process with a deadline (L-J1).
+
+A dead network mount puts a process into uninterruptible sleep, from where even SIGKILL does not fetch it. So the child
+is killed at the deadline and then left behind: nothing here waits for it again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import trio
+from attrs import frozen
+
+from tuneplane.domain.errors import TuneplaneError
+from tuneplane.domain.faultpoint import fault_point
+
+PROBE_SECONDS = 10.0  # a healthy mount answers in milliseconds, a busy one in seconds
+MAKE_SECONDS = 30.0
+MAX_COMPLAINT_BYTES = 2000  # one line of an error message, not a flood
+# write, fsync and read back a file of our own: a mount that only answers stat() may still be dead (L-J2)
+PROBE = 'set -e; d=$1; test -d "$d"; f="$d/.tuneplane-probe-$2"; echo "$2" >"$f"; sync "$f"; test "$(cat "$f")" = "$2"; rm -f "$f"'
+
+
+class StorageTrouble(TuneplaneError):
+    """The storage root did not do what was asked, or not in time."""
+
+    code = "storage-unavailable"
+
+
+@frozen
+class StorageSight:
+    """Whether the storage root is seen, and why not."""
+
+    seen: bool
+    problem: str = ""
+
+
+async def probe_storage(root: str, token: str) -> StorageSight:
+    """Write, fsync, read and delete a small file in ``root``; ``token`` names this Node's file."""
+    try:
+        await run_killable(["sh", "-c", PROBE, "sh", root, token], PROBE_SECONDS, f"the storage root {root}")
+    except StorageTrouble as error:
+        return StorageSight(False, str(error))
+    return StorageSight(True)
+
+
+async def make_output_directory(root: str, directory: str) -> None:
+    """Create ``directory``, which must lie below ``root`` by its spelling. Raises StorageTrouble."""
+    path = Path(directory)
+    if ".." in path.parts or not path.is_relative_to(root) or path == Path(root):
+        raise StorageTrouble(f"output directory {directory} is not below the storage root {root}")
+    with fault_point("node.storage.mkdir"):
+        await run_killable(["mkdir", "-p", "--", directory], MAKE_SECONDS, f"making {directory}")
+
+
+async def run_killable(command: list[str], seconds: float, what: str) -> None:
+    """Run to a zero exit within ``seconds``; raise StorageTrouble saying ``what``. Cancelled: the child is killed."""
+    try:
+        child = await trio.lowlevel.open_process(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, cwd="/"
+        )
+    except OSError as error:
+        raise StorageTrouble(f"{what}: {error}") from error
+    text = b""
+    try:
+        with trio.move_on_after(seconds):
+            text = await _read_some(child)
+            await child.wait()
+    finally:
+        if child.poll() is None:
+            child.kill()
+    if child.returncode is None or child.returncode == -9:
+        raise StorageTrouble(f"{what} did not answer within {seconds:g} s")
+    if child.returncode != 0:
+        raise StorageTrouble(f"{what} is not usable: {text.decode(errors='replace').strip() or f'exit {child.returncode}'}")
+
+
+async def _read_some(child: trio.Process) -> bytes:
+    """The beginning of its complaints, read to their end so that it never blocks on them."""
+    assert child.stderr is not None
+    text = b""
+    async with child.stderr:
+        async for piece in child.stderr:
+            text = (text + piece)[:MAX_COMPLAINT_BYTES]
+    return text
