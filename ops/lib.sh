@@ -56,7 +56,7 @@ ensure_venv() {
   "$VENV/bin/python" -c 'import pip' >/dev/null 2>&1 || { step "making .venv"; rm -rf "$VENV"; "$python" -m venv "$VENV" >&2; }
   [ "$(cat "$stamp" 2>/dev/null)" = "$digest $ROOT" ] && return 0
   step "installing Tuneplane and its libraries"
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[$extras]" >&2 </dev/null || give_up "pip could not install Tuneplane's libraries."
+  "$VENV/bin/python" -m pip install -qq --disable-pip-version-check -e ".[$extras]" >&2 </dev/null || give_up "pip could not install Tuneplane's libraries."
   echo "$digest $ROOT" >"$stamp"
 }
 

@@ -85,7 +85,7 @@ def _copy_python(rootfs: Path) -> None:
 
 
 def _install_wheels(site: Path, wheels: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", "--no-compile", "--target", str(site), *wheels]
+    command = [sys.executable, "-m", "pip", "install", "-qq", "--only-binary=:all:", "--no-compile", "--target", str(site), *wheels]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     for directory in [path for path in site.rglob("*") if path.is_dir() and path.name in ("tests", "__pycache__")]:
         shutil.rmtree(directory, ignore_errors=True)

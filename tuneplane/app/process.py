@@ -1,7 +1,7 @@
 """A process of ours from start to end: one Trio run, one supervision tree, and a bounded stop on SIGTERM or SIGINT.
 
 The first signal asks the system to stop: its ladder runs (accept loops, then sessions, then services). Before there is
-a system, it cancels the start. A second signal, or a stop that takes longer than ``STOP_SECONDS``, ends the process at
+a system, it cancels the start. A later signal, or a stop that takes longer than ``STOP_SECONDS``, ends the process at
 once and says so; what that leaves behind is what every restart repairs anyway.
 Exit status: 0 after an asked stop, 1 when the tree gave up, 3 after a forced end.
 """
@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 # The longest ladder of ours: grace of the sessions and servers, then their clean-up, each within seconds (Timings,
 # ChildSpec), then PostgreSQL's own fast stop; an init system waits 90 s before it kills.
 STOP_SECONDS = 45.0
+IMPATIENT_SECONDS = 1.0  # a second signal sooner is the same request: wrappers signal the process and its group
 FORCED = 3  # exit status: the process had to be cut off
 
 
@@ -74,9 +75,12 @@ async def _watch_signals(stopping: Stopping, task_status: trio.TaskStatus[None])
         log.info("stopping", signal=signal.Signals(number).name)
         stopping.asked = True
         stopping.ask()
+        asked_at = trio.current_time()
         with trio.move_on_after(STOP_SECONDS):
-            await anext(signals)
-        log.error("the stop was cut off", after_seconds=STOP_SECONDS)
+            async for _ in signals:
+                if trio.current_time() - asked_at >= IMPATIENT_SECONDS:
+                    break
+        log.error("the stop was cut off", after_seconds=round(trio.current_time() - asked_at, 1))
         sys.stderr.flush()
         os._exit(FORCED)
 
