@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
-import trio
 from attrs import define, field, frozen
 
 from tuneplane.actors import Actor, ActorError, AskFailed, Context, MailboxSpec, handles
@@ -77,7 +76,7 @@ async def _read(entry: Entry, query: LogQuery) -> AsyncIterator[AsyncIterator[Lo
     ring = Ring(ring_bytes(query))
     try:
         error = await _open(entry, query, ring)
-        yield _refusal(error) if error else _pieces(ring)
+        yield _refusal(error) if error else ring
     finally:
         ring.abandoned = True
         entry.ref.signal("sweep")
@@ -96,14 +95,7 @@ async def _open(entry: Entry, query: LogQuery, ring: Ring) -> str:
     return ""
 
 
-async def _pieces(ring: Ring) -> AsyncIterator[LogPiece]:
-    while True:
-        piece = await ring.get()
-        yield piece
-        if piece.end:
-            return
-
-
-async def _refusal(error: str) -> AsyncIterator[LogPiece]:
-    await trio.lowlevel.checkpoint()
-    yield LogPiece(offset=0, data=b"", end=True, error=error)
+def _refusal(error: str) -> Ring:
+    ring = Ring(limit=0)
+    ring.end(error)
+    return ring

@@ -25,7 +25,7 @@ def ring_bytes(query: LogQuery) -> int:
 
 @define
 class Ring:
-    """One writer (the session, synchronously), one reader (:meth:`get`)."""
+    """One writer (the session, synchronously), one reader, who iterates."""
 
     limit: int
     abandoned: bool = field(default=False, init=False)  # the reader is gone; the session sweeps it
@@ -46,9 +46,17 @@ class Ring:
         if not self._ended:
             self._append(LogPiece(offset=0, data=b"", end=True, error=error))
 
-    async def get(self) -> LogPiece:
-        """The next piece, with ``gap`` counting all bytes lost before it. Wait for one; not to be called after the end."""
+    def __aiter__(self) -> Ring:
+        return self
+
+    async def __anext__(self) -> LogPiece:
+        """The next piece, with ``gap`` counting all bytes lost before it; wait for one. After the end: StopAsyncIteration.
+
+        Cancelled: no piece is lost.
+        """
         while not self._pieces:
+            if self._ended:
+                raise StopAsyncIteration
             self._news = trio.Event()
             await self._news.wait()
         piece = self._pieces.popleft()

@@ -1,0 +1,64 @@
+"""Storage that fails on purpose in front of the real one: cut off, or *committed but raised* (P-09)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from attrs import define, field
+
+from tuneplane.domain.errors import StorageUnavailable
+from tuneplane.domain.ports import Storage
+
+
+@define(eq=False)
+class CutStorage:
+    """While ``is_cut`` every call raises StorageUnavailable before it reaches PostgreSQL, as for a lost connection."""
+
+    real: Storage
+    is_cut: bool = False
+    refused: int = field(default=0, init=False)
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.real, name)
+
+        async def checked(*args: Any, **named: Any) -> Any:
+            if self.is_cut:
+                self.refused += 1
+                raise StorageUnavailable(f"{name}: the test took the database away")
+            return await call(*args, **named)
+
+        return call if name == "open_pokes" else checked
+
+
+@define(eq=False)
+class LosingStorage:
+    """The first call of each name in ``left`` is done and its answer lost: the caller gets StorageUnavailable."""
+
+    real: Storage
+    left: set[str]
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.real, name)
+        if name not in self.left:
+            return call
+
+        async def losing(*args: Any, **named: Any) -> Any:
+            answer = await call(*args, **named)
+            if name in self.left and answer:  # an empty look is no write
+                self.left.discard(name)
+                raise StorageUnavailable(f"{name}: committed, but the answer was lost")
+            return answer
+
+        return losing
+
+
+@asynccontextmanager
+async def cut(storage: CutStorage) -> AsyncIterator[None]:
+    """The block runs while the database is out of reach."""
+    storage.is_cut = True
+    try:
+        yield
+    finally:
+        storage.is_cut = False

@@ -1,0 +1,131 @@
+"""The allocator on a real database: true reasons, immutable plans, and never more than there is (R-PLC-03, R-PLC-05)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import pytest
+import trio.testing
+
+from tests.control.failing_storage import CutStorage, cut
+from tests.control.plane import ADA, FLEET, Plane, now, open_plane
+from tests.control.scripted_node import inventory
+from tuneplane.control.allocator import MAX_REASONS, _shorten
+from tuneplane.domain.errors import Reason
+from tuneplane.domain.fleets import Budgets
+from tuneplane.domain.frames import CommandKind
+from tuneplane.domain.ids import JobId, MemberId
+from tuneplane.domain.launch_table import JobState
+from tuneplane.domain.plan import read_plan
+
+pytestmark = [pytest.mark.postgres, pytest.mark.seconds(60)]
+
+
+async def test_allocator_a_waiting_job_shows_why_and_starts_when_it_can(database: str, tmp_path: Path) -> None:
+    async with open_plane(database, tmp_path) as plane, plane.worker():
+        job = await plane.submit()
+        await _wait_reason(plane, job, "no-nodes")
+        async with plane.gateway() as gateway:
+            offline = await plane.enrol(gateway.target)
+            waiting = await _wait_reason(plane, job, "no-ready-node")
+            assert waiting.reasons[0].subject == offline.node
+            assert "no live control session" in waiting.reasons[0].detail
+            plane.nursery.start_soon(offline.run)
+            started = await plane.wait_job(job, JobState.RUNNING)
+            assert started.waiting is None
+
+
+async def test_allocator_writes_the_plan_that_the_node_gets(database: str, tmp_path: Path) -> None:
+    """R-LCH-01."""
+    async with open_plane(database, tmp_path) as plane, plane.gateway() as gateway, plane.worker():
+        await plane.storage.update_fleet(
+            FLEET, capabilities=None, visibility=None, project=None, state=None, config={"storage_root": "/mnt/shared/"}
+        )
+        node = await plane.connect(gateway)
+        job = await plane.submit(env={"EPOCHS": "3"})
+        command = await node.wait_command(CommandKind.PREPARE)
+        plan = read_plan(command.plan, command.plan_digest)
+        assert (plan.member, plan.rank, plan.world, plan.node) == (f"{job}-1-0", 0, 1, node.node)
+        assert plan.output_dir == f"/mnt/shared/jobs/{job}/{job}-1"
+        assert plan.env == {"EPOCHS": "3"}
+        assert (plan.cpu_millis, plan.memory_bytes) == (1000, 10**9)
+
+
+async def test_allocator_several_workers_never_place_more_than_there_is(database: str, tmp_path: Path) -> None:
+    """R-PLC-05: three workers, twelve jobs, room for five; the rest follow as room comes free, each started once."""
+    async with open_plane(database, tmp_path) as plane, plane.gateway() as gateway:
+        node = await plane.enrol(gateway.target)
+        node.inventory = inventory(budgets=Budgets(cpu_millis=5000, memory_bytes=32 << 30, gpu_indexes=()))
+        plane.nursery.start_soon(node.run)
+        jobs = [await plane.submit() for _ in range(12)]
+        async with plane.worker("worker-1"), plane.worker("worker-2"), plane.worker("worker-3"):
+            await node.wait_for(lambda node: len(node.started) == 5, "five starts")
+            await _wait_reason(plane, jobs[-1], "no-free-capacity")
+            while len(node.started) < len(jobs):
+                before = len(node.started)
+                assert _living(node.members) <= 5
+                await node.finish(_first_living(node), 0)
+                await node.wait_for(lambda node, more=before + 1: len(node.started) >= more, "the next start")  # type: ignore[misc]
+            for member in list(node.members):
+                if node.members[member].exit_code is None:
+                    await node.finish(member, 0)
+            for job in jobs:
+                assert (await plane.wait_job(job)).state is JobState.SUCCEEDED
+        assert sorted(node.started) == sorted(set(node.started))
+
+
+async def test_allocator_a_stopped_job_is_not_placed(database: str, tmp_path: Path) -> None:
+    async with open_plane(database, tmp_path) as plane, plane.gateway() as gateway:
+        node = await plane.connect(gateway)
+        stopped, kept = await plane.submit(), await plane.submit()
+        await plane.storage.request_stop(stopped, ADA, now())
+        async with plane.worker():
+            await plane.wait_job(kept, JobState.RUNNING)
+        assert node.started == [f"{kept}-1-0"]
+        assert (await plane.job(stopped)).attempts == ()
+
+
+async def test_allocator_without_a_storage_root_says_so(database: str, tmp_path: Path) -> None:
+    async with open_plane(database, tmp_path) as plane, plane.gateway() as gateway, plane.worker(storage_root=""):
+        await plane.connect(gateway)
+        job = await plane.submit()
+        await _wait_reason(plane, job, "no-storage-root")
+
+
+async def test_allocator_goes_on_after_the_database_was_away(database: str, tmp_path: Path) -> None:
+    """P-09."""
+    async with open_plane(database, tmp_path) as plane, plane.gateway() as gateway:
+        storage = CutStorage(plane.storage)
+        async with plane.worker(storage=storage):  # type: ignore[arg-type]
+            await plane.connect(gateway)
+            async with cut(storage):
+                job = await plane.submit()
+                while storage.refused < 3:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+            await plane.wait_job(job, JobState.RUNNING)
+
+
+def test_allocator_shows_as_many_reasons_as_a_person_reads() -> None:
+    reasons = tuple(Reason("not-ready", f"Node {number}", str(number)) for number in range(MAX_REASONS + 7))
+    shown = _shorten(reasons)
+    assert len(shown) == MAX_REASONS + 1
+    assert "7 more" in shown[-1].detail
+    assert _shorten(reasons[:MAX_REASONS]) == reasons[:MAX_REASONS]
+
+
+async def _wait_reason(plane: Plane, job: JobId, code: str) -> object:
+    async def waits() -> tuple[bool, object]:
+        found = await plane.job(job)
+        return found.waiting is not None and found.waiting.code == code, found
+
+    await plane.wait_until(waits, f"{job} to wait for {code}")
+    return attrs.evolve((await plane.job(job)).waiting)  # type: ignore[type-var]
+
+
+def _living(members: dict) -> int:
+    return sum(observation.exit_code is None for observation in members.values())
+
+
+def _first_living(node: object) -> MemberId:
+    return next(member for member, observation in node.members.items() if observation.exit_code is None)  # type: ignore[attr-defined]
