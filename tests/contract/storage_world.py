@@ -181,9 +181,10 @@ class World:
         member = a_member(JobId(job), NodeId(node), cards=cards, cpus=cpus, **more)
         return await self.storage.place(JobId(job), attempt_id(JobId(job), 1), 1, (member,), self.now)
 
-    async def claim(self, worker: WorkerId = WORKER) -> Claim:
-        """The one attempt that is free."""
-        (claim,) = await self.storage.claim_attempts(worker, 10, self.now, self.now + timedelta(seconds=15))
+    async def claim(self, worker: WorkerId = WORKER, *, job: str | None = None) -> Claim:
+        """Claim what is free; the one claim, or that of ``job``."""
+        claims = await self.storage.claim_attempts(worker, 10, self.now, self.now + timedelta(seconds=15))
+        (claim,) = [claim for claim in claims if job is None or claim.job == job]
         return claim
 
     async def view(self, claim: Claim) -> LaunchView:
@@ -219,7 +220,7 @@ class World:
         """Submit, place, claim and drive one job to ``until``, answering every command."""
         await self.submit(job)
         assert await self.place(job, node, **placed)
-        claim = await self.claim()
+        claim = await self.claim(job=job)
         member = member_id(claim.attempt, 0)
         steps = (
             (AttemptState.PREPARING, AttemptEvent.CLAIMED, MemberPhase.PREPARED),
