@@ -56,12 +56,12 @@ class Members:
                 await self.drivers.wake(command.member, Poke(accepted.record.revision, accepted.action))
         return accepted.answer
 
-    async def strangers(self) -> tuple[str, ...]:
-        """Running containers with this Node's label that the journal does not know: reported, never touched (L-C13)."""
-        found = await self.core.engine.list_labelled(LABEL_NODE, self.core.node)
-        known = {record.member for record in self.core.journal.members()}
-        return tuple(
-            f"container {each.name} ({each.id[:12]}) carries this Node's label, but the journal does not know its member"
-            for each in found
-            if each.life is Life.RUNNING and each.labels.get(LABEL_MEMBER) not in known
-        )
+
+async def find_strangers(core: NodeCore) -> tuple[str, ...]:
+    """Running containers with this Node's label that the journal does not know: reported, never touched (L-C13, P-07)."""
+    found = await core.engine.list_labelled(LABEL_NODE, core.node)
+    return tuple(
+        f"container {each.name} ({each.id[:12]}) carries this Node's label, but the journal does not know its member"
+        for each in found
+        if each.life is Life.RUNNING and core.journal.member(MemberId(each.labels.get(LABEL_MEMBER, ""))) is None
+    )

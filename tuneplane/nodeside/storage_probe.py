@@ -36,10 +36,10 @@ class StorageSight:
     problem: str = ""
 
 
-async def probe_storage(root: str, token: str) -> StorageSight:
-    """Write, fsync, read and delete a small file in ``root``; ``token`` names this Node's file."""
+async def probe_storage(root: str, mark: str) -> StorageSight:
+    """Write, fsync, read and delete a small file in ``root``; ``mark`` names this Node's file."""
     try:
-        await run_killable(["sh", "-c", PROBE, "sh", root, token], PROBE_SECONDS, f"the storage root {root}")
+        await run_killable(["sh", "-c", PROBE, "sh", root, mark], PROBE_SECONDS, f"the storage root {root}")
     except StorageTrouble as error:
         return StorageSight(False, str(error))
     return StorageSight(True)

@@ -1,0 +1,37 @@
+"""The newest inventory and the alarms of this Node: written by one actor each, read by the session."""
+
+from __future__ import annotations
+
+import trio
+from attrs import define, field
+
+from .inventory import Survey
+
+
+@define(eq=False)
+class Board:
+    """``survey`` is None until the first look at the machine is done: unknown is not zero (L-D4)."""
+
+    survey: Survey | None = None
+    seen_at: float = 0.0  # of the Trio clock
+    session_alarm: str = ""
+    _changed: trio.Event = field(factory=trio.Event)
+
+    def post(self, survey: Survey) -> None:
+        self.survey = survey
+        self.seen_at = trio.current_time()
+        self._wake()
+
+    def raise_alarm(self, text: str) -> None:
+        """Shown as a problem of the inventory from the next look on; "" lifts it."""
+        if text != self.session_alarm:
+            self.session_alarm = text
+            self._wake()
+
+    def changed(self) -> trio.Event:
+        """Set at the next change."""
+        return self._changed
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

@@ -1,0 +1,97 @@
+"""What this machine is and has, and every reason why it cannot take work yet (R-ENR-05, R-ENR-09, R-ENR-12)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from importlib import metadata
+
+from attrs import frozen
+
+from tuneplane.domain import codec
+from tuneplane.domain.fleets import Budgets, Inventory
+from tuneplane.domain.node_member import Grants
+from tuneplane.domain.node_ports import Cards, Engine, EngineDown, EngineInfo, EngineRefused, EngineUnclear
+
+from .storage_probe import StorageSight, probe_storage
+
+CardReader = Callable[[], Awaitable[Cards]]
+
+
+@frozen
+class Survey:
+    """One look at the machine."""
+
+    inventory: Inventory
+    grants: Grants
+    digest: str
+
+
+async def survey(
+    *, budgets: Budgets, storage_root: str, mark: str, engine: Engine, read_cards: CardReader, alarms: tuple[str, ...] = ()
+) -> Survey:
+    """Look once. ``mark`` names this Node's probe file; ``alarms`` are problems that others found. Bounded in time by its parts; it raises nothing."""
+    info, engine_problem = await _ask_engine(engine)
+    cards = await read_cards()
+    sight = await probe_storage(storage_root, mark) if storage_root else StorageSight(False)
+    gpu_runtime = info is not None and info.gpu_runtime
+    problems = (
+        *missing_budgets(budgets),
+        *([engine_problem] if engine_problem else []),
+        *card_problems(budgets, cards, gpu_runtime),
+        *([sight.problem] if sight.problem else []),
+        *alarms,
+    )
+    inventory = Inventory(
+        hostname=socket.gethostname(),
+        node_version=metadata.version("tuneplane"),
+        cpu_count=os.cpu_count() or 1,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpus=cards.gpus,
+        driver_version=cards.driver_version,
+        runtime=f"{info.kind} {info.version}" if info is not None else "",
+        gpu_runtime=gpu_runtime,
+        storage_root=storage_root,
+        storage_root_seen=sight.seen,
+        budgets=budgets,
+        problems=problems,
+    )
+    granted = frozenset(card.uuid for card in cards.gpus if card.index in (budgets.gpu_indexes or ()))
+    return Survey(
+        inventory, Grants(budgets=budgets, gpu_uuids=granted, storage_root=storage_root), codec.digest(codec.canonical(inventory))
+    )
+
+
+async def _ask_engine(engine: Engine) -> tuple[EngineInfo | None, str]:
+    try:
+        return await engine.info(), ""
+    except (EngineDown, EngineUnclear, EngineRefused) as error:
+        return None, str(error)
+
+
+def missing_budgets(budgets: Budgets) -> tuple[str, ...]:
+    """R-ENR-09: an unset variable is named."""
+    declared = {
+        "TUNEPLANE_NODE_CPUS": budgets.cpu_millis,
+        "TUNEPLANE_NODE_MEMORY_GB": budgets.memory_bytes,
+        "TUNEPLANE_NODE_GPU_IDS": budgets.gpu_indexes,
+    }
+    return tuple(
+        f"{variable} is not set: declare what this machine may give to jobs" for variable, value in declared.items() if value is None
+    )
+
+
+def card_problems(budgets: Budgets, cards: Cards, gpu_runtime: bool) -> tuple[str, ...]:
+    """L-D4: a driver that does not answer is not a machine without cards; L-D8: fewer cards than granted are named."""
+    wanted = budgets.gpu_indexes or ()
+    if not wanted:
+        return ()
+    problems = [cards.problem] if cards.problem else []
+    missing = sorted(set(wanted) - {card.index for card in cards.gpus})
+    if missing:
+        seen = f"{len(cards.gpus)} are visible"
+        problems.append(f"TUNEPLANE_NODE_GPU_IDS grants {len(wanted)} cards, {seen}; missing: {', '.join(map(str, missing))}")
+    if not gpu_runtime:
+        problems.append("GPUs are granted, but the container runtime offers none: install the NVIDIA Container Toolkit (or CDI)")
+    return tuple(problems)
