@@ -52,13 +52,14 @@ def raise_descriptor_limit() -> int:
 
 @define(eq=False)
 class Connection:
-    """One accepted socket. ``protocol`` is there after the handshake."""
+    """One accepted socket. ``protocol`` is there from the start of the handshake, and usable after it."""
 
     accepted_at: float
     address: str
     raw: socket.socket
     protocol: PeerProtocol | None = None
     scope: trio.CancelScope = field(factory=trio.CancelScope)
+    forgotten: bool = False  # counted out, whichever way it ended
 
     def drop(self) -> None:
         """Close at once; during the handshake by cancelling it."""
@@ -120,28 +121,30 @@ class Doorkeeper:
     async def _receive(self, connection: Connection) -> None:
         self._count += 1
         self._strangers[connection] = None
+        ready = False
         try:
             with connection.scope:
-                connection.protocol = await self._handshake(connection)
+                ready = await self._handshake(connection)
         finally:
-            if connection.protocol is None:
-                self._forget(connection)
+            if not ready:
+                self._forget(connection)  # asyncio never tells a protocol whose handshake failed
 
-    async def _handshake(self, connection: Connection) -> PeerProtocol | None:
+    async def _handshake(self, connection: Connection) -> bool:
         def make() -> PeerProtocol:
-            protocol = self._make_protocol()
+            protocol = connection.protocol = self._make_protocol()
             protocol.on_closed = self._note_closed
             protocol.on_call = self._promote
             self._by_protocol[protocol] = connection
             return protocol
 
         try:
-            return await asyncio_connection(
+            await asyncio_connection(
                 make, connection.raw, self._context, server_hostname=None, handshake=HANDSHAKE_SECONDS, farewell=TLS_FAREWELL_SECONDS
             )
         except OSError as error:  # ssl.SSLError and the handshake's time-out are OSErrors too
             log.debug("a connection ended in its handshake: %s", error)
-            return None
+            return False
+        return True
 
     def _promote(self, protocol: PeerProtocol) -> None:
         """A call has arrived: no stranger any more. The call's own deadlines take over."""
@@ -173,12 +176,14 @@ class Doorkeeper:
         connection.drop()
 
     def _note_closed(self, protocol: PeerProtocol) -> None:
-        connection = self._by_protocol.pop(protocol, None)
+        connection = self._by_protocol.get(protocol)
         if connection is not None:
             self._forget(connection)
 
     def _forget(self, connection: Connection) -> None:
         self._strangers.pop(connection, None)
-        if connection.accepted_at >= 0:
-            connection.accepted_at = -1.0  # counted once, whichever way it ended
+        if connection.protocol is not None:
+            self._by_protocol.pop(connection.protocol, None)
+        if not connection.forgotten:
+            connection.forgotten = True
             self._count -= 1

@@ -26,6 +26,7 @@ LANES = (
     LaneLimit(messages=2, size=2 << 20),  # inventory: the newest report is the one that counts
     LaneLimit(messages=8, size=512 << 10),  # log chunks; the credit window is half of it
 )
+KEEPALIVE_SHARE = 0.75  # of the idle deadline: HTTP/2's ping and its answer take 1.5 of it, after ours and within R-SES-03's 45 s
 INBOX_FRAMES = 256  # received, not yet taken; above it the peer's HTTP/2 window closes
 
 

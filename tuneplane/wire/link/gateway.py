@@ -35,7 +35,7 @@ from ...domain.timings import Timings
 from ..gateway_codec import encode_gateway_frame
 from ..machine import Role, SessionState
 from ..node_codec import decode_node_frame
-from .base import LANES, SESSION_PATH, Link, LinkClosed
+from .base import KEEPALIVE_SHARE, LANES, SESSION_PATH, Link, LinkClosed
 
 log = logging.getLogger("tuneplane.wire")
 
@@ -238,7 +238,7 @@ async def serve_gateway(
     then its task is cancelled; connections are closed last.
     """
     gateway = _Gateway(door, timings)
-    settings = CallSettings(path=SESSION_PATH, lanes=LANES, keepalive_seconds=timings.session_idle / 2)
+    settings = CallSettings(path=SESSION_PATH, lanes=LANES, keepalive_seconds=timings.session_idle * KEEPALIVE_SHARE)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gateway.watch)
         server: Server = await nursery.start(

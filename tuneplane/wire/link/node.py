@@ -28,7 +28,7 @@ from ...domain.timings import Timings
 from ..gateway_codec import decode_gateway_frame
 from ..machine import LocalProtocolError, Role
 from ..node_codec import encode_node_frame
-from .base import LANES, SESSION_PATH, Link, LinkClosed, LinkFull
+from .base import KEEPALIVE_SHARE, LANES, SESSION_PATH, Link, LinkClosed, LinkFull
 from .gateway import BEARER, GRACE_SECONDS, utc_now
 
 DEFAULT_PORT = 8443  # R-SES-08
@@ -166,7 +166,7 @@ async def run_node_session(
     on for more than GRACE_SECONDS. Errors of ``body`` come out unchanged. Cancelling resets the stream at once.
     """
     host, port = split_target(target)
-    settings = CallSettings(path=SESSION_PATH, lanes=LANES, keepalive_seconds=timings.session_idle / 2)
+    settings = CallSettings(path=SESSION_PATH, lanes=LANES, keepalive_seconds=timings.session_idle * KEEPALIVE_SHARE)
     metadata = {"authorization": BEARER + credential}
     try:
         with trio.CancelScope(deadline=trio.current_time() + GREETING_SECONDS) as greeting:
