@@ -57,11 +57,19 @@ class Journal:
 
     lines: list[str] = Factory(list)
     refs: list[Ref] = Factory(list)  # of every incarnation that began
+    _changed: trio.Event = Factory(trio.Event)
 
     def add(self, what: str, context: Context) -> None:
         self.lines.append(f"{what} {context.name}")
         if what == "start":
             self.refs.append(context.ref)
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def wait_starts(self, name: str, count: int) -> None:
+        while self.starts(name) < count:
+            await self._changed.wait()
+        await settle()
 
     def starts(self, name: str) -> int:
         return self.lines.count(f"start {name}")
@@ -165,7 +173,7 @@ def run_seeded(scenario: Callable[[], Awaitable[Any]], seed: int, *instruments: 
         return trio.run(scenario, clock=MockClock(autojump_threshold=0), instruments=instruments)
 
 
-@define(slots=False)
+@define(slots=False, eq=False)
 class CancelAt(trio.abc.Instrument):
     """Cancels ``scope`` just before the ``step``-th task step after it was armed."""
 
@@ -183,6 +191,4 @@ class CancelAt(trio.abc.Instrument):
 
 def boxes_at_rest(ref: Ref) -> bool:
     """No task waits at any mailbox of a dead incarnation, and none has a letter in hand."""
-    return all(
-        not (box._queue or box._senders or box.idle or box.in_hand or box.waits_on) for box in ref._cell.mailboxes.values()
-    )
+    return all(not (box._queue or box._senders or box.idle or box.in_hand or box.waits_on) for box in ref._cell.mailboxes.values())

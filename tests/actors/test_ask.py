@@ -83,9 +83,7 @@ async def _ask_and_tell(ref: Ref, message: object, outcome: list[Exception], sys
 
 
 @pytest.mark.parametrize("ending", ["stop", "kill", "crash"])
-async def test_asks_to_a_dying_actor_fail_at_once_with_its_reason(
-    autojump_clock: MockClock, nursery: trio.Nursery, ending: str
-) -> None:
+async def test_asks_to_a_dying_actor_fail_at_once_with_its_reason(autojump_clock: MockClock, nursery: trio.Nursery, ending: str) -> None:
     """In hand or queued, all are answered; none waits for its deadline."""
     probe = Probe()
     outcome: list[Exception] = []

@@ -29,10 +29,6 @@ from tuneplane.actors import (
 from .support import ASK_SECONDS, Add, Crash, Probe, Read, Wait, boxes_at_rest, one, only, settle
 
 
-async def _finish(probe: Probe) -> None:
-    probe.finish.set()
-
-
 @pytest.mark.parametrize(
     ("how", "expected"),
     [("finish", Finished), ("stop", Stopped), ("kill", Killed), ("crash", Crashed), ("stop then kill", Killed)],
@@ -289,18 +285,24 @@ async def test_effect_that_is_cancelled_leaves_the_actor_alive() -> None:
 
 
 async def test_effect_cancelled_before_it_began_is_done() -> None:
-    worker = Worker(trio.sleep_forever)
+    @define
+    class Hasty(Worker):
+        @handles(Add)
+        async def add(self, message: Add, context: Context) -> None:
+            self.tasks.append(context.start_task(self.work))
+            self.tasks[0].cancel()
 
+    worker = Hasty(trio.sleep_forever)
     async with open_system("t", one(only(worker))) as system:
         ref = system.find("root/probe")
         await ref.ask(Add(1), ASK_SECONDS)
-        for task in worker.tasks:
-            task.cancel()
-        await worker.tasks[0].wait_done()
+        await settle()
+        assert worker.tasks[0].done
 
 
 async def test_effect_that_crashes_crashes_its_actor() -> None:
     async def fail() -> None:
+        await trio.lowlevel.checkpoint()
         raise KeyError("effect")
 
     async with open_system("t", one(lambda: Worker(fail))) as system:
@@ -355,3 +357,30 @@ async def test_state_is_released_when_the_actor_has_ended() -> None:
         ref.stop()
         await ref.wait_exit()
         assert not hasattr(ref._cell, "actor")
+
+
+async def test_effect_started_while_the_actor_unwinds_is_refused() -> None:
+    refused: list[ActorGone] = []
+
+    @define
+    class Late(Probe):
+        async def run(self, context: Context) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                    await settle()
+                    self._start_late(context)
+
+        def _start_late(self, context: Context) -> None:
+            try:
+                context.start_task(trio.sleep_forever)
+            except ActorGone as error:
+                refused.append(error)
+
+    async with open_system("t", one(Late)) as system:
+        ref = system.find("root/probe")
+        await settle()
+        ref.kill()
+        assert await ref.wait_exit() == Killed()
+        assert len(refused) == 1

@@ -154,6 +154,11 @@ async def test_statistics_tell_depth_age_and_wait(autojump_clock: MockClock) -> 
         assert after.wait_mean_seconds == pytest.approx(2)
 
 
+async def _set(event: trio.Event) -> None:
+    event.set()
+    await trio.lowlevel.checkpoint()
+
+
 async def test_sender_that_never_waits_lets_others_run(nursery: trio.Nursery) -> None:
     """A turn is bounded: a sender into a big mailbox cannot keep the scheduler to itself."""
     ran = trio.Event()
@@ -165,12 +170,9 @@ async def test_sender_that_never_waits_lets_others_run(nursery: trio.Nursery) ->
         @handles(Add)
         async def add(self, message: Add, context: Context) -> None: ...
 
-    async def other() -> None:
-        ran.set()
-
     async with open_system("t", one(Big)) as system:
         ref = system.find("root/probe")
-        nursery.start_soon(other)
+        nursery.start_soon(_set, ran)
         for amount in range(32):
             await ref.tell(Add(amount))
         assert ran.is_set()

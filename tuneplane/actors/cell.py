@@ -87,19 +87,22 @@ class Cell:
         with self._scope:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await self._start()
-                if not self.closed:
-                    self.system.register(self.ref)
-                    self._open_tasks(nursery)
-                    ready()
-                await self._wait_end()
+                try:
+                    await self._start(nursery, ready)
+                    await self._wait_end()
+                finally:
+                    self._nursery = None  # it takes no more tasks
                 nursery.cancel_scope.cancel()  # effects and timers have no grace
 
-    async def _start(self) -> None:
+    async def _start(self, nursery: trio.Nursery, ready: Callable[[], None]) -> None:
         with self.scope_until_stopping(), trio.CancelScope(deadline=self.system.now() + self.spec.start_seconds) as limit:
             await self.actor.on_start(self.context)
         if limit.cancelled_caught:
             raise StartOverdue(self.path, self.spec.start_seconds)
+        if not self.closed:
+            self.system.register(self.ref)
+            self._open_tasks(nursery)
+            ready()
 
     def _open_tasks(self, nursery: trio.Nursery) -> None:
         graceful: list[tuple[str, Callable[..., Awaitable[None]], Any]] = [("run", self._run_body, None)]
@@ -219,7 +222,7 @@ class Cell:
 
     def start_soon(self, work: Callable[..., Awaitable[Any]], *args: Any, name: str) -> None:
         if self._nursery is None:
-            raise ActorGone(self.path, self.exit_reason)
+            raise ActorGone(self.path, self.exit_reason or Stopped())
         self._nursery.start_soon(work, *args, name=name)
 
     @contextmanager
@@ -266,7 +269,6 @@ class Cell:
 
     def _release(self, reason: ExitReason) -> None:
         """No task of the actor is left: answer those whose letters were in hand."""
-        self._nursery = None
         self._close(reason)
         for mailbox in self.mailboxes.values():
             mailbox.close(reason)

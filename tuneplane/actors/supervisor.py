@@ -81,11 +81,13 @@ class Supervisor:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                reason = await self._supervise(ready)
-                self._close()
+                try:
+                    outcome = await self._supervise(ready)
+                finally:
+                    self._close()
                 await self._stop(self._slots.values())
+                reason = outcome
         finally:
-            self._close()
             self._nursery = None
             self.exit_reason = reason
             self.system.note(Kind.STOPPED, self.path, describe(reason))
