@@ -20,6 +20,7 @@ from tuneplane.domain.plan import MemberPlan
 pytestmark = pytest.mark.container
 
 STEPS = ("preparing", "prepared", "creating", "starting", "running", "terminated", "cleaned", "forgotten", "gone")
+UNCERTAIN = ("creating", "starting")  # an effect may have followed for all that the journal says: never repeated, so lost (P-03)
 RESEND_SECONDS = 5.0  # a control plane that got no answer sends the operation again; here it need not wait for a session
 
 
@@ -68,7 +69,7 @@ async def _reported(node: TestNode, member: MemberId, *phases: NodePhase) -> Non
     raise AssertionError(f"no report of {member} in {[phase.value for phase in phases]}; reported {seen}, is {node.record(member)}")
 
 
-async def _whole_life(node: TestNode, plan: MemberPlan, *, stopped: bool) -> None:
+async def _whole_life(node: TestNode, plan: MemberPlan, *, stopped: bool, end: tuple[int | None, str]) -> None:
     await _send(node, prepare(plan))
     await _reported(node, plan.member, NodePhase.PREPARED)
     await _send(node, commit(plan))
@@ -77,7 +78,7 @@ async def _whole_life(node: TestNode, plan: MemberPlan, *, stopped: bool) -> Non
         await _send(node, stop(plan))
     await _reported(node, plan.member, NodePhase.TERMINATED)
     record = await node.until_clean(plan.member)
-    assert (record.exit_code, record.reason_code) == ((137, "stopped") if stopped else (5, ""))
+    assert (record.exit_code, record.reason_code) == end
     await _send(node, forget(plan))
     await node.until_gone(plan.member)
 
@@ -87,7 +88,7 @@ async def test_member_whose_journal_answer_is_lost_goes_on_and_is_reported(tmp_p
     plan = make_plan(image, ("sh", "-c", "exit 5"))
     async with open_node(tmp_path / "state", podman) as node:
         struck = _lose_answer_of(f"node.journal.{step}")
-        await _whole_life(node, plan, stopped=False)
+        await _whole_life(node, plan, stopped=False, end=(None, "lost") if step in UNCERTAIN else (5, ""))
     assert struck, f"nothing passed node.journal.{step}"
     assert containers_of(podman, plan) == []
 
@@ -96,7 +97,7 @@ async def test_stop_whose_journal_answer_is_lost_takes_effect(tmp_path: Path, po
     plan = make_plan(image, ("sh", "-c", "trap '' TERM; while true; do sleep 0.1; done"), stop_grace_seconds=0.2)
     async with open_node(tmp_path / "state", podman) as node:
         struck = _lose_answer_of("node.journal.stopping")
-        await _whole_life(node, plan, stopped=True)
+        await _whole_life(node, plan, stopped=True, end=(137, "stopped"))
     assert struck
 
 

@@ -69,7 +69,7 @@ class MemberDriver:
         action = MemberAction.KEEP
         basis = -1
         while record is not None:
-            if record.revision != basis or action is MemberAction.KEEP or self._poke is not None:
+            if record.revision != basis or action is MemberAction.KEEP or self._poked_away(record, action):
                 action, basis = self._choose(record), record.revision
             if self._idle(record, action):
                 return
@@ -77,6 +77,11 @@ class MemberDriver:
             if outcome is not None:
                 action, basis = await self._journal(outcome, action, record)
             record = self.core.journal.member(self.member)
+
+    def _poked_away(self, record: NodeMember, action: MemberAction) -> bool:
+        """A command moved the member to this revision, or one was repeated: then only what yields begins anew (a START
+        that is due must not become a look, which could only find it lost)."""
+        return self._poke is not None and (action in YIELDING or self._poke.revision == record.revision)
 
     def _choose(self, record: NodeMember) -> MemberAction:
         """The action of a command that moved it to this very revision, else what a restart would do."""
@@ -127,6 +132,7 @@ class MemberDriver:
             record, action = await self.core.journal.advance(self.member, outcome.event, outcome.facts, self.core.place(outcome.engine))
         except (OSError, sqlite3.Error) as error:
             log.error("cannot journal %s of %s: %s; trying again", outcome.event.value, self.member, error)
+            self.core.outbox.report(self.member)  # it may have been journalled all the same (P-09)
             await self._pause()
             return MemberAction.KEEP, -1
         if record.revision != before.revision:

@@ -6,6 +6,7 @@ hangs. Whoever serves stops and other commands does so in two lanes of its own; 
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Protocol
 
 from attrs import define
@@ -37,24 +38,38 @@ class Members:
     async def resume(self) -> None:
         """After a start of the daemon: a driver for every member that is not ended and clean."""
         for record in self.core.journal.members():
-            if record.phase not in ENDED or not record.cleaned or record.phase is NodePhase.FORGOTTEN:
-                await self.drivers.wake(record.member, Poke(-1, MemberAction.KEEP))
+            await self._look_again(record.member)
 
     async def accept(self, command: Command) -> CommandAnswer | None:
         """Journal and answer; the effects follow. None: a command of an older session, to be ignored (P-06).
 
         OSError or sqlite3.Error: the journal could not be written, or perhaps it was; the command is not answered and
-        will be sent again, under the same operation.
+        will be sent again, under the same operation. What was journalled is acted on at once all the same (P-09).
         """
         core = self.core
-        accepted = await core.journal.accept(command, core.place(), core.grants)
+        try:
+            accepted = await core.journal.accept(command, core.place(), core.grants)
+        except (OSError, sqlite3.Error):
+            await self._look_again(command.member)
+            raise
         if accepted is None:
             return None
-        if not accepted.repeated and accepted.record is not None:
+        if accepted.repeated:
+            await self._look_again(command.member)
+        elif accepted.record is not None:
             core.outbox.report(command.member)
             if accepted.action is not MemberAction.KEEP:
                 await self.drivers.wake(command.member, Poke(accepted.record.revision, accepted.action))
         return accepted.answer
+
+    async def _look_again(self, member: MemberId) -> None:
+        """Report the member, and let its driver go by the journal alone, if anything is left to do."""
+        record = self.core.journal.member(member)
+        if record is None:
+            return
+        self.core.outbox.report(member)
+        if record.phase not in ENDED or not record.cleaned or record.phase is NodePhase.FORGOTTEN:
+            await self.drivers.wake(member, Poke(-1, MemberAction.KEEP))
 
 
 async def find_strangers(core: NodeCore) -> tuple[str, ...]:
