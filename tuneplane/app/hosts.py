@@ -5,6 +5,9 @@ from __future__ import annotations
 import socket
 from urllib.parse import urlsplit
 
+from .settings import Endpoint
+
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 ELSEWHERE = "192.0.2.1"  # RFC 5737, documentation: connecting a UDP socket to it only picks a route, and sends nothing
 
 
@@ -16,6 +19,11 @@ def machine_address() -> str:
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
+
+
+def advertised(listen: Endpoint, wildcard: str) -> Endpoint:
+    """How to reach what listens at ``listen``: its own host, or ``wildcard`` when it listens on every address."""
+    return Endpoint(wildcard if listen.host in WILDCARDS else listen.host, listen.port)
 
 
 def console_hosts(public_url: str) -> list[str]:

@@ -27,13 +27,13 @@ from tuneplane.control.logs import RelayLogReader
 from tuneplane.control.worker import worker_root
 from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.ids import ID_ENTROPY_BYTES, GatewayId, WorkerId, spell_id
-from tuneplane.storage import PostgresStorage, open_storage
+from tuneplane.storage import PostgresStorage, SchemaUnusable, open_storage
 from tuneplane.web.server import web_root
 from tuneplane.wire.tls import client_context, server_context
 
 from .data_dir import ConsoleCertificate, console_certificate, endpoint_on_any_free, open_data_dir, utc_now
 from .first_admin import ensure_first_administrator
-from .hosts import console_hosts, machine_address
+from .hosts import advertised, console_hosts, machine_address
 from .process import Stopping, run_process, run_system
 from .settings import CONSOLE_PORT, GATEWAY_PORT, ControlSettings, Endpoint, WrongSetting
 
@@ -41,7 +41,6 @@ log = structlog.get_logger(__name__)
 
 DATABASE_SECONDS = 60.0  # a machine that boots starts PostgreSQL beside us
 DATABASE_LOOK_SECONDS = 0.5
-WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 @frozen(kw_only=True)
@@ -72,13 +71,13 @@ async def open_base(settings: ControlSettings, dsn: str) -> AsyncIterator[Postgr
 
 
 async def wait_for_database(storage: PostgresStorage) -> None:
-    """Look until PostgreSQL answers; the last error when it does not in time."""
+    """Look until PostgreSQL answers; the last error when it does not in time, or when waiting cannot help."""
     give_up = trio.current_time() + DATABASE_SECONDS
     while True:
         try:
             return await storage.ping()
         except StorageUnavailable as error:
-            if trio.current_time() > give_up:
+            if isinstance(error, SchemaUnusable) or trio.current_time() > give_up:
                 raise
             log.warning("waiting for PostgreSQL", reason=str(error))
         await trio.sleep(DATABASE_LOOK_SECONDS)
@@ -115,7 +114,7 @@ def make_gateway(
         tls=tls,
         relay=(relay.host, relay.port),
         relay_tls=server_context(internal.certificate, internal.key, client_ca=internal.certificate),
-        relay_published_host=machine_address() if relay.host in WILDCARDS else relay.host,
+        relay_published_host=advertised(relay, machine_address()).host,
     )
 
 
@@ -214,7 +213,7 @@ def run_api(settings: ControlSettings) -> None:
         console=console,
         gateway=settings.gateway_listen or Endpoint("", 0),
         relay=settings.relay_listen,
-        public_url=settings.public_url or f"https://{Endpoint(machine_address(), console.port)}",
+        public_url=settings.public_url or f"https://{advertised(console, machine_address())}",
         gateway_target=settings.require_gateway_target(),
     )
     run_process("api", partial(_api, settings, settings.require_database(), keys, addresses))

@@ -126,6 +126,7 @@ class NodeSettings:
     storage_root: Path | None
     fleet: str | None
     join_token: Secret | None
+    insecure_registries: frozenset[str]
     timings: Timings
 
     def require_state_dir(self) -> Path:
@@ -158,7 +159,7 @@ def read_control_settings(environ: Mapping[str, str] | None = None, *, env_file:
         node_gateway_trust_bundle=_trust_bundle(values, "TUNEPLANE_NODE_GATEWAY_TRUST_BUNDLE"),
         gateway_tls_dir=_path(values, "TUNEPLANE_GATEWAY_TLS_DIR") or data_dir / "gateway-tls",
         gateway_tls_auto_generate=_or(_read(values, "TUNEPLANE_GATEWAY_TLS_AUTO_GENERATE", _boolean), True),
-        insecure_registries=_read(values, "TUNEPLANE_INSECURE_REGISTRIES", _registries) or frozenset(),
+        insecure_registries=_insecure_registries(values),
         timings=_timings(values),
     )
 
@@ -184,6 +185,7 @@ def read_node_settings(environ: Mapping[str, str] | None = None, *, env_file: Pa
         storage_root=_absolute(values, "TUNEPLANE_STORAGE_ROOT"),
         fleet=_read(values, "TUNEPLANE_FLEET", str),
         join_token=_read(values, "TUNEPLANE_JOIN_TOKEN", lambda text: Secret(text.encode())),
+        insecure_registries=_insecure_registries(values),
         timings=_timings(values),
     )
 
@@ -378,6 +380,10 @@ def _runtime(text: str) -> str:
     if text not in ("docker", "podman"):
         raise ValueError("must be docker, podman or empty")
     return text
+
+
+def _insecure_registries(values: Mapping[str, str]) -> frozenset[str]:
+    return _read(values, "TUNEPLANE_INSECURE_REGISTRIES", _registries) or frozenset()
 
 
 def _registries(text: str) -> frozenset[str]:

@@ -31,7 +31,7 @@ from .data_dir import (
     write_up_file,
 )
 from .first_admin import FILE, ensure_first_administrator
-from .hosts import machine_address
+from .hosts import advertised, machine_address
 from .process import Stopping, run_process, run_system
 from .roots import (
     Addresses,
@@ -84,13 +84,13 @@ def choose_addresses(settings: ControlSettings) -> Addresses:
         gateway = Endpoint(host, choose_port(host, GATEWAY_PORT))
     console = _with_port(console)
     known = saved.get("gateway_host") or machine_address()
-    target = settings.node_gateway_target or Endpoint(known, gateway.port)
+    target = settings.node_gateway_target or advertised(gateway, known)
     write_private(file, json.dumps({"gateway_port": gateway.port, "gateway_host": known}) + "\n")
     return Addresses(
         console=console,
         gateway=gateway,
         relay=settings.relay_listen,
-        public_url=settings.public_url or f"https://{Endpoint(known, console.port)}",
+        public_url=settings.public_url or f"https://{advertised(console, known)}",
         gateway_target=target,
     )
 

@@ -19,10 +19,10 @@ from tuneplane.bridge.postgres import open_pool
 from tuneplane.domain.timings import PRODUCTION, Timings
 
 from .database import Database
-from .migrations import SchemaMismatch, migrate
+from .migrations import SchemaMismatch, SchemaUnusable, migrate
 from .store import PostgresStorage
 
-__all__ = ["PostgresStorage", "SchemaMismatch", "migrate", "open_storage"]
+__all__ = ["PostgresStorage", "SchemaMismatch", "SchemaUnusable", "migrate", "open_storage"]
 
 POOL_SIZE = 8  # connections a process; a hundred are allowed by the server, and units take milliseconds
 

@@ -31,6 +31,12 @@ class SchemaMismatch(TuneplaneError):
     code = "schema-mismatch"
 
 
+class SchemaUnusable(StorageUnavailable):
+    """PostgreSQL answers, and waiting will not help: somebody has to migrate, or to run the right version."""
+
+    code = "schema-mismatch"
+
+
 @frozen
 class Migration:
     number: int
@@ -96,7 +102,7 @@ async def _apply(connection: Connection, migrations: tuple[Migration, ...]) -> i
 
 
 async def check(database: Database) -> None:
-    """Raise StorageUnavailable unless the database has exactly this version's schema (R-SES-09)."""
+    """Raise StorageUnavailable unless PostgreSQL answers, SchemaUnusable unless it has exactly this schema (R-SES-09)."""
     try:
         rows = await database.fetch("SELECT number, digest FROM schema_migration")
         missing = compare({row["number"]: row["digest"] for row in rows})
@@ -105,6 +111,6 @@ async def check(database: Database) -> None:
             raise
         missing = known()
     except SchemaMismatch as error:
-        raise StorageUnavailable(str(error)) from error
+        raise SchemaUnusable(str(error)) from error
     if missing:
-        raise StorageUnavailable(f"the database lacks {len(missing)} migrations: run tuneplane migrate")
+        raise SchemaUnusable(f"the database lacks {len(missing)} migrations: run tuneplane migrate")
