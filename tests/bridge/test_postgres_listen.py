@@ -67,7 +67,7 @@ async def test_cancelled_turn_takes_nothing(blank_database: str) -> None:
 
 async def test_lost_connection_is_noticed_at_once_and_everything_read_again(blank_database: str) -> None:
     """What was notified while nobody listened is unknown, so all channels are yielded."""
-    async with listening(blank_database) as (_, listener):
+    async with listening(blank_database) as (pool, listener):
         await pool.execute(END_LISTENER)
         await notify(pool, "a")
         with trio.fail_after(5):
@@ -81,7 +81,7 @@ async def test_lost_connection_is_noticed_at_once_and_everything_read_again(blan
 @pytest.mark.seconds(60)
 async def test_server_killed_and_started_again_is_listened_to_again() -> None:
     with open_postgres() as server:
-        async with listening(server.dsn) as (_, listener):
+        async with listening(server.dsn) as (pool, listener):
             await trio.to_thread.run_sync(server.kill)
             await trio.to_thread.run_sync(server.start)
             with trio.fail_after(20):
