@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from attrs import define, field, frozen
 
 from tuneplane.actors import System, open_system
 from tuneplane.bridge.loop import open_bridge
-from tuneplane.control.api import ControlApi, GatewayTrust, make_control_api
+from tuneplane.control.api import ControlApi, GatewayTrust, TokenDraft, make_control_api
 from tuneplane.control.images import RegistryResolver
 from tuneplane.domain.errors import Refused
 from tuneplane.domain.frames import LogPiece, LogQuery
@@ -26,6 +27,8 @@ from tuneplane.web.app import WebApp
 from tuneplane.web.routes import ROUTES
 from tuneplane.web.server import WhereListening, make_site, web_root
 from tuneplane.web.site import Site
+
+from .documented import Documented
 
 PASSWORD = "correct horse battery staple"
 SECRET = b"s" * 32
@@ -115,15 +118,15 @@ class Running:
     url: str = ""
     ca: Path | None = None
     system: System | None = None
+    documented: Documented = field(factory=Documented)
 
     @asynccontextmanager
     async def client(self, token: str | None = None, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
         """An HTTPS client; ``token`` None sends no credential."""
-        import ssl
-
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
         trust = ssl.create_default_context(cafile=str(self.ca))
         async with httpx.AsyncClient(base_url=self.url, verify=trust, headers=headers, timeout=20, **options) as client:
+            client.event_hooks["response"] = [self.documented.check]
             yield client
 
     @asynccontextmanager
@@ -160,8 +163,6 @@ async def open_site(database: str, *, timings: Timings = TIMINGS, accounts: bool
 
 
 async def _account(api: ControlApi, name: str, role: str) -> str:
-    from tuneplane.control.api import TokenDraft
-
     user = await api.accounts.create_user(name, role, PASSWORD)
     return (await api.accounts.create_token(user.username, TokenDraft(name="test"))).token
 

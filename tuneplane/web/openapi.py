@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, get_type_hints
@@ -111,7 +112,7 @@ def _responses(route: Route, schemas: Schemas) -> dict[str, Any]:
     for status, kind in sorted(route.answers.items()):
         response: dict[str, Any] = {"description": kind.description if isinstance(kind, Raw) else HTTPStatus(status).phrase}
         if isinstance(kind, Raw):
-            response["content"] = {kind.media_type: {"schema": {"type": "string"}}}
+            response["content"] = {kind.media_type: {"schema": {"type": "object" if kind.media_type.endswith("json") else "string"}}}
         elif kind is not None:
             response["content"] = {"application/json": {"schema": schemas.of(kind, "out")}}
         responses[str(status)] = response
@@ -132,3 +133,16 @@ def _common_problems(route: Route) -> set[int]:
     if "{" in route.path:
         common |= {404}
     return common
+
+
+def main() -> None:
+    """Print the document: ``python -m tuneplane.web.openapi > schemas/openapi.json``."""
+    from tuneplane import __version__
+
+    from .routes import API_ROUTES
+
+    sys.stdout.buffer.write(spell(document(API_ROUTES, __version__)))
+
+
+if __name__ == "__main__":
+    main()

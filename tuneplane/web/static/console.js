@@ -15,7 +15,7 @@ function relative(moment) {
   for (const [unit, size] of [["day", 86400], ["hour", 3600], ["minute", 60]]) {
     if (Math.abs(seconds) >= size) return format.format(Math.trunc(seconds / size), unit);
   }
-  return Math.abs(seconds) < 5 ? "now" : format.format(seconds, "second");
+  return Math.abs(seconds) < 5 ? "just now" : format.format(seconds, "second");
 }
 
 function showTimes() {

@@ -1,0 +1,116 @@
+"""R-ADM-03: the OpenAPI document is held against the running server, in both directions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.web.documented import DOCUMENT
+from tests.web.support import PASSWORD, job_spec, make_app, open_server, open_site
+from tests.web.world import INVENTORY, connect_node, drive, join_body, place_job
+from tuneplane import __version__
+from tuneplane.domain import codec
+from tuneplane.domain.ids import FleetId, JobId, NodeId
+from tuneplane.domain.launch_table import MemberPhase
+from tuneplane.web import openapi
+from tuneplane.web.routes import API_ROUTES, ROUTES
+
+COPY = Path(__file__).parents[2] / "schemas" / "openapi.json"
+P = MemberPhase
+
+
+def test_document_checked_in_copy_is_fresh() -> None:
+    """Regenerate with ``python -m tuneplane.web.openapi > schemas/openapi.json``."""
+    assert COPY.read_bytes() == openapi.spell(openapi.document(API_ROUTES, __version__))
+
+
+def test_document_objects_are_closed_and_references_resolve() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    for name, schema in schemas.items():
+        assert schema["additionalProperties"] is False, name
+    text = openapi.spell(DOCUMENT).decode()
+    for reference in {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}:
+        assert reference in schemas
+
+
+def test_document_operation_ids_are_unique() -> None:
+    names = [operation["operationId"] for path in DOCUMENT["paths"].values() for operation in path.values()]
+    assert len(names) == len(set(names))
+
+
+async def test_document_lists_every_route_that_is_served(database: str) -> None:
+    async with open_site(database) as running:
+        app = make_app(running)
+        served = {(method, str(rule)) for rule in app.url_map.iter_rules() for method in rule.methods - {"HEAD"}}
+    pages = {(route.method, route.rule) for route in ROUTES if route.page is not None}
+    documented = {
+        (method.upper(), path.replace("{", "<").replace("}", ">")) for path, operations in DOCUMENT["paths"].items() for method in operations
+    }
+    assert served - pages == documented
+
+
+@pytest.mark.postgres
+@pytest.mark.seconds(60)
+async def test_every_documented_route_answers_as_documented(database: str, tmp_path: Path) -> None:
+    """Walks through all of them; the client's hook compares each answer with the document."""
+    async with open_server(database, tmp_path) as running, running.admin() as http:
+        for path in ("/healthz", "/readyz", "/metrics", "/api/version", "/api/openapi.json", "/api/whoami", "/api/tokens"):
+            assert (await http.get(path)).status_code == 200, path
+        token = (await http.post("/api/tokens", json={"name": "script"})).json()
+        assert (await http.delete(f"/api/tokens/{token['id']}")).status_code == 204
+        async with running.client() as stranger:
+            signed_in = (await stranger.post("/api/auth/login", json={"username": "ada", "password": PASSWORD})).json()
+            left = await stranger.post("/api/auth/logout", headers={"X-CSRF-Token": signed_in["csrf_token"]})
+            assert left.status_code == 204
+
+        made = await http.post("/api/fleets", json={"id": "lab", "kind": "node", "capabilities": ["train"]})
+        assert made.status_code == 201
+        assert made.headers["location"] == "/api/fleets/lab"
+        assert (await http.get("/api/fleets")).json()["items"][0]["id"] == "lab"
+        assert (await http.get("/api/fleets/lab")).status_code == 200
+        assert (await http.patch("/api/fleets/lab", json={"capabilities": ["train", "eval"]})).status_code == 200
+        minted = (await http.post("/api/fleets/lab/join-tokens")).json()
+        spare = (await http.post("/api/fleets/lab/join-tokens")).json()
+        assert (await http.get("/api/fleets/lab/join-tokens")).status_code == 200
+        assert (await http.delete(f"/api/fleets/lab/join-tokens/{spare['id']}")).status_code == 204
+
+        async with running.client() as machine:
+            joined = (await machine.post("/api/fleets/lab/nodes", json=join_body(minted["token"]))).json()
+        node = NodeId(joined["id"])
+        epoch = await connect_node(running, FleetId("lab"), node, INVENTORY)
+        assert (await http.get("/api/fleets/lab/nodes")).json()["items"][0]["ready"] == {"value": True, "reasons": []}
+        assert (await http.get("/api/nodes")).status_code == 200
+        assert (await http.get(f"/api/nodes/{node}")).status_code == 200
+
+        assert (await http.post("/api/jobs/preview", json=job_spec())).json()["placed"] is True
+        job = JobId((await http.post("/api/jobs", json=job_spec())).json()["id"])
+        member = await place_job(running, job, node)
+        await drive(running, node, epoch, member, P.PREPARING, P.PREPARED, P.STARTING, P.RUNNING)
+        running.logs.write(member, b"hello\n")
+        assert (await http.get("/api/jobs")).json()["items"][0]["state"] == "running"
+        assert (await http.get(f"/api/jobs/{job}")).json()["attempts"][0]["members"][0]["phase"] == "running"
+        assert (await http.get(f"/api/jobs/{job}/timeline")).json()["items"]
+        assert (await http.get(f"/api/jobs/{job}/logs")).content == b"hello\n"
+        assert (await http.post(f"/api/jobs/{job}/stop")).status_code == 202
+        await drive(running, node, epoch, member, P.STOPPING, P.TERMINATED, exit_code=0, cleaned=True)
+        assert (await http.get(f"/api/jobs/{job}")).json()["state"] == "stopped"
+        with trio.fail_after(10):
+            async with http.stream("GET", "/api/events") as events:
+                assert events.headers["content-type"] == "text/event-stream"
+
+        assert (await http.patch(f"/api/nodes/{node}", json={"state": "draining", "reason": "disk"})).status_code == 200
+        assert (await http.delete(f"/api/nodes/{node}")).status_code == 204
+        assert (await http.delete("/api/fleets/lab")).status_code == 204
+    done = {(method, path) for method, path, status in running.documented.seen if status < 300}
+    assert done == {(method.upper(), path) for path, operations in DOCUMENT["paths"].items() for method in operations}
+
+
+def test_document_examples_of_the_interface_are_what_the_decoder_takes() -> None:
+    """The schema and the decoder agree on the smallest JobSpec."""
+    from tests.web.documented import validate
+    from tuneplane.domain.jobspec import JobSpec
+
+    validate(job_spec(), {"$ref": "#/components/schemas/JobSpecInput"})
+    assert codec.decode(JobSpec, job_spec())
