@@ -212,10 +212,10 @@ async def wait_end(link: NodeLink) -> None:
 
 
 @asynccontextmanager
-async def open_gateway(door: ScriptedDoor | None = None, **validity: Any) -> AsyncIterator[Gateway]:
-    """A gateway on loopback, inside an open bridge. Leaving shuts it down gracefully."""
+async def open_gateway(door: ScriptedDoor | None = None, *, names: tuple[str, ...] = (), **validity: Any) -> AsyncIterator[Gateway]:
+    """A gateway on loopback, inside an open bridge, with a certificate for ``names``. Leaving shuts it down gracefully."""
     door = door or ScriptedDoor()
-    with make_certificates(**validity) as certificates:
+    with make_certificates(*names, **validity) as certificates:
         async with trio.open_nursery() as nursery:
 
             async def serve(*, task_status: trio.TaskStatus[int]) -> None:

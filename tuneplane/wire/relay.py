@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import trio
@@ -67,13 +67,23 @@ async def _answer_one(call: Call, answer: Answer) -> None:
             requests.answering = True
         if not requests.answering:
             return
-        async with answer(query) as pieces:
+        async with answer(query) as pieces, _closing(pieces):
             async for piece in pieces:
                 for part in _parts(piece):
                     await requests.wait_credit(len(part.data))
                     await _send_piece(call, part)
                 if piece.end:
                     return
+
+
+@asynccontextmanager
+async def _closing(pieces: AsyncIterator[LogPiece]) -> AsyncIterator[None]:
+    """Close a generator that is left before its end: nobody else would before the garbage collector."""
+    try:
+        yield
+    finally:
+        if isinstance(pieces, AsyncGenerator):
+            await pieces.aclose()
 
 
 async def _send_piece(call: Call, piece: LogPiece) -> None:
