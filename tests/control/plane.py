@@ -87,6 +87,7 @@ class Plane:
         root = worker_root(storage or self.storage, WorkerId(name), self.timings, now, os.urandom, storage_root=storage_root)
         async with open_system(name, SupervisorSpec(name="root", children=(root,))) as system:
             yield system
+        assert system.overdue == [], "every actor stops in time"
 
     @asynccontextmanager
     async def gateway(self, name: str = "gateway-1", storage: Storage | None = None) -> AsyncIterator[Gateway]:
@@ -107,6 +108,7 @@ class Plane:
             assert listener is not None
             host, port = await listener.ask(WhereAreYou(), 5.0)
             yield Gateway(GatewayId(name), system, f"{host}:{port}")
+        assert system.overdue == [], "every actor stops in time"
 
     async def enrol(self, target: str, timings: Timings | None = None) -> ScriptedNode:
         """A new Node of Fleet ``lab``, through a Join Token, not connected yet."""

@@ -322,6 +322,7 @@ async def _run_in(scope: trio.CancelScope, node: ScriptedNode) -> None:
 
 async def _wait_launches(plane: Plane, system: System, count: int) -> None:
     async def reached() -> tuple[bool, object]:
+        await trio.lowlevel.checkpoint()
         running = [path for path in system.refs() if path.startswith("root/worker/launches/")]
         return len(running) == count, running
 

@@ -6,7 +6,7 @@ Long-lived tasks, by supervision tree (every one is an actor, so every one can b
 
 | actor | what it does | wakes on | queues |
 |---|---|---|---|
-| ``launches`` (pool) ``<attempt>.<epoch>`` | drives one attempt by looking | ``look``: poke, timer | none; 512 actors, 6 look at once |
+| ``launches`` (pool) ``<attempt>.<epoch>`` | drives one attempt by looking | ``look``: poke, timer | none; 512 actors, 4 look at once |
 | ``consumer`` | claims attempts, renews claims, pokes launches | ``look``: ATTEMPTS; ``renew``: timer | none; 32 claims a look |
 | ``allocator`` | waiting jobs to plans and holds, or to a reason | ``look``: JOBS | none; 500 jobs a look |
 | ``retention`` | Forget commands for what ended long ago | ``look``: timer | none; 500 members a look |

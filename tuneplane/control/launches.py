@@ -29,7 +29,7 @@ log = structlog.get_logger("tuneplane.control.launches")
 
 MAX_LAUNCHES = 512  # a worker: at one small read a poll interval each, a quarter of one PostgreSQL connection's time
 CLAIMS_A_LOOK = 32  # one transaction claims that many: short enough not to hold others up
-LOOKS_AT_ONCE = 6  # below the size of the storage pool, so that renewals always find a connection
+LOOKS_AT_ONCE = 4  # half the storage pool, so that renewals and the other actors of the process always find a connection
 STEPS_A_LOOK = 8  # the longest way through the attempt table has five steps; more means that the world keeps moving
 
 
