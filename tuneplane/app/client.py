@@ -19,6 +19,7 @@ import httpx
 from attrs import asdict, frozen
 
 from tuneplane.domain.errors import Reason, TuneplaneError
+from tuneplane.domain.faultpoint import fault_point
 
 ANSWER_SECONDS = 60.0  # the slowest plain request is a submit that resolves an image tag at a far registry
 FOLLOW_SILENCE_SECONDS = 60.0  # the API sends a comment line well within this while nothing is logged
@@ -78,7 +79,7 @@ def write_credentials(credentials: Credentials, path: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` with mode 0600 from its first byte, fsynced, by rename."""
+    """Write ``text`` to ``path`` with mode 0600 from its first byte, by rename; durable when it returns."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -86,7 +87,17 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(partial, path)
+    with fault_point("app.write-file"):
+        os.replace(partial, path)
+        _sync(path.parent)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_url(url: str) -> str:

@@ -102,8 +102,8 @@ def console_certificate(path: Path, hosts: list[str], now: datetime) -> ConsoleC
     ca_file, ca_key_file = path / "console-ca.pem", directory / "ca.key"
     if not ca_key_file.exists():
         certificate, key = _make_ca(now)
-        write_private(ca_key_file, _key_pem(key))
         _write_public(ca_file, _certificate_pem(certificate))
+        write_private(ca_key_file, _key_pem(key))  # last: a key is there only with its certificate, whenever we crash
     found = ConsoleCertificate(directory / "tls.crt", directory / "tls.key", ca_file)
     if not _still_fits(found, hosts, now):
         ca = x509.load_pem_x509_certificate(ca_file.read_bytes())

@@ -73,14 +73,19 @@ class Accounts(Base):
         )
 
     async def create_first_administrator(self, first: FirstAdministrator) -> bool:
-        """Create the account and its token. False when another replica was faster (its secrets count, not these)."""
+        """Create the account and its token, both or neither: the next start takes an account for a whole one.
+
+        False when another replica was faster (its secrets count, not these).
+        """
+        token = self._new_token(first.username, "first administrator")
+        hashed = await self.passwords.hash(first.password)
         try:
-            await self.create_user(first.username, "admin", first.password)
+            await self.storage.create_user(first.username, "admin", hashed, self.clock(), token=(token, secret_hash(first.token)))
         except Refused as refusal:
             if refusal.code == "exists":
                 return False
             raise
-        await self._store_token(first.username, "first administrator", first.token)
+        await self.audit(first.username, "token.create", token.id, token.name)
         return True
 
     async def create_user(self, username: str, role: str, password: str | None) -> User:
@@ -138,8 +143,11 @@ class Accounts(Base):
             raise NotFound("API token", token)
         await self.audit(caller.username, "token.revoke", token)
 
+    def _new_token(self, username: UserName, name: str) -> ApiToken:
+        return ApiToken(id=TokenId(self.new_id("tok")), username=username, name=name, created_at=self.clock())
+
     async def _store_token(self, username: UserName, name: str, secret: str) -> ApiToken:
-        token = ApiToken(id=TokenId(self.new_id("tok")), username=username, name=name, created_at=self.clock())
+        token = self._new_token(username, name)
         await self.storage.create_api_token(token, secret_hash(secret))
         await self.audit(username, "token.create", token.id, name)
         return token

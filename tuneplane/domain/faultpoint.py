@@ -20,6 +20,7 @@ class AnswerLost(OSError):
 
 # name -> the process that passes it and what is made durable or done there
 FAULT_POINTS: dict[str, str] = {
+    "app.write-file": "app: a file of the data directory, such as a secret or the console's certificate",
     "control.acknowledge": "gateway: an acknowledgement of a stored observation leaves for the Node",
     "control.cache-identity": "api: certificate and key of a TLS identity appear in their directory",
     "control.send-command": "gateway: a command, marked as sent, leaves for the Node",

@@ -49,8 +49,10 @@ class Topic(str, Enum):
 
 
 class AccountStore(Protocol):
-    async def create_user(self, username: UserName, role: str, password_hash: str | None, now: datetime) -> User:
-        """Refused(code="exists") when the name is taken."""
+    async def create_user(
+        self, username: UserName, role: str, password_hash: str | None, now: datetime, *, token: tuple[ApiToken, str] | None = None
+    ) -> User:
+        """Refused(code="exists") when the name is taken. ``token`` (with its secret's hash) is its own from the start."""
 
     async def get_user(self, username: UserName) -> User | None: ...
 

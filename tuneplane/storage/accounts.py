@@ -17,9 +17,11 @@ USE_NOTED_EVERY = timedelta(minutes=1)  # last_used_at is for people; a write pe
 class Accounts(Aggregate):
     """AccountStore (domain/ports.py)."""
 
-    async def create_user(self, username: UserName, role: str, password_hash: str | None, now: datetime) -> User:
+    async def create_user(
+        self, username: UserName, role: str, password_hash: str | None, now: datetime, *, token: tuple[ApiToken, str] | None = None
+    ) -> User:
         try:
-            row = await self._db.write("create_user", _create_user, username, role, password_hash, now)
+            row = await self._db.write("create_user", _create_user, username, role, password_hash, now, token)
         except ConstraintViolated as error:
             if error.constraint != "account_pkey":
                 raise
@@ -74,9 +76,14 @@ class Accounts(Aggregate):
         await self._db.write("audit", _audit, actor, action, subject, clean(detail), forced, now)
 
 
-async def _create_user(connection: Connection, username: UserName, role: str, password_hash: str | None, now: datetime) -> Row:
+async def _create_user(
+    connection: Connection, username: UserName, role: str, password_hash: str | None, now: datetime, token: tuple[ApiToken, str] | None
+) -> Row:
     sql = "INSERT INTO account (username, role, password_hash, created_at) VALUES ($1, $2, $3, $4) RETURNING *"
-    return await connection.fetchrow(sql, username, role, password_hash, now)
+    row = await connection.fetchrow(sql, username, role, password_hash, now)
+    if token is not None:
+        await _create_api_token(connection, *token)
+    return row
 
 
 async def _create_api_token(connection: Connection, token: ApiToken, secret_hash: str) -> None:
