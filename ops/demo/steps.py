@@ -20,6 +20,8 @@ from tests.support.podman import Podman, open_podman
 from tests.support.registry import Registry, open_registry
 from tuneplane.app.client import ApiClient, ClientError, Credentials
 from tuneplane.app.client_commands import follow_log, wait_for_job
+from tuneplane.app.data_dir import choose_port
+from tuneplane.app.settings import CONSOLE_PORT, GATEWAY_PORT
 
 from .image import demo_image
 from .processes import Child, DemoFailed, start_child, wait_until
@@ -108,7 +110,11 @@ def start_control_plane(demo: Demo) -> tuple[Path, ApiClient]:
     say("starting console, gateway and worker (tuneplane up) on an embedded PostgreSQL")
     data_dir = demo.work / "data"
     command = [program("tuneplane"), "up", "--data-dir", str(data_dir)]
-    up = demo.start("tuneplane up", command, TUNEPLANE_STORAGE_ROOT=str(demo.storage_root))
+    listen = {
+        "TUNEPLANE_CONSOLE_LISTEN": f"127.0.0.1:{choose_port('127.0.0.1', CONSOLE_PORT)}",
+        "TUNEPLANE_GATEWAY_LISTEN": f"127.0.0.1:{choose_port('127.0.0.1', GATEWAY_PORT)}",
+    }
+    up = demo.start("tuneplane up", command, TUNEPLANE_STORAGE_ROOT=str(demo.storage_root), **listen)
     facts = wait_until("tuneplane up to answer", lambda: read_json(data_dir / "up.json"), UP_SECONDS, up)
     admin = json.loads((data_dir / "admin.json").read_text())
     client = ApiClient(Credentials(url=facts["console"], token=admin["token"], ca_pem=(data_dir / "console-ca.pem").read_text()))

@@ -16,6 +16,7 @@ import trio
 from attrs import evolve
 
 from tuneplane import __version__
+from tuneplane.bridge.loop import open_bridge
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused, TuneplaneError
 from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.ids import FleetId
@@ -85,10 +86,11 @@ def join(server: str, fleet: str | None, token: str | None, address: str | None,
     def run() -> None:
         settings = read_node_settings()
         trust = trust_bundle or settings.enrollment_trust_bundle
+        secret = token or (settings.join_token.reveal().decode() if settings.join_token else None)
         order = JoinOrder(
             server=server,
             fleet=FleetId(_given(fleet or settings.fleet, "TUNEPLANE_FLEET", "--fleet")),
-            token=_given(token or (settings.join_token.reveal().decode() if settings.join_token else None), "TUNEPLANE_JOIN_TOKEN", "--token"),
+            token=_given(secret, "TUNEPLANE_JOIN_TOKEN", "--token"),
             address=address or settings.address or "",
             trust_pem=trust.read_text(encoding="utf-8") if trust is not None else None,
             force=force,
@@ -126,7 +128,7 @@ def serve(target: str | None) -> None:
 
 
 async def _serve(config: NodeConfig, stopping: Stopping) -> None:
-    async with open_node(config) as tree:
+    async with open_bridge(), open_node(config) as tree:
         await run_system("node", tree, stopping)
 
 
