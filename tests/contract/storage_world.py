@@ -83,7 +83,9 @@ class World:
 
     storage: Storage
     now: datetime = START
-    _revisions: dict[str, int] = field(factory=dict)
+    claimed: Claim | None = None  # what a test wants to remember
+    tries: int = 0
+    _revisions: dict[str, int] = field(factory=dict, init=False)
 
     def later(self, seconds: float) -> datetime:
         self.now += timedelta(seconds=seconds)

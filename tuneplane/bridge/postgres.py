@@ -217,22 +217,22 @@ def _settings(name: str) -> dict[str, str]:
 async def _transact(pool: Any, unit: Any, bracket: Bracket, options: dict[str, Any], args: Any, kwargs: Any) -> Any:
     connection = await pool.acquire()
     cut: asyncio.TimerHandle | None = None
+    committed = False
     try:
         transaction = connection.transaction(**options)
         await transaction.start()
         try:
             result = await unit(connection, *args, **kwargs)
+            with bracket():
+                await _commit(connection, transaction)
+                committed = True
         except BaseException:
             cut = _cut_later(connection)
-            with suppress(*_GONE):  # the error that ended the unit is the one to tell
-                await transaction.rollback()
+            if not committed:
+                with suppress(*_GONE):  # the error that ended the unit is the one to tell
+                    await transaction.rollback()
             raise
-        with bracket():
-            await _commit(connection, transaction)
         return result
-    except BaseException:
-        cut = cut or _cut_later(connection)
-        raise
     finally:
         with suppress(*_GONE):  # a connection that cannot be reset has been thrown away
             await pool.release(connection)

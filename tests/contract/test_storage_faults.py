@@ -1,0 +1,250 @@
+"""P-09: every write, committed but raised, is unknown to its caller; repeating it (or re-reading) brings the same end.
+
+And before its COMMIT nothing of it is durable: the same write then happens as if for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+from tests.contract.storage_world import FLEET, GATEWAY, USER, WORKER, OpenWorld, World, a_fleet, an_inventory
+from tuneplane.domain.errors import Refused, StorageUnavailable, TuneplaneError
+from tuneplane.domain.faultpoint import FAULT_POINTS, AnswerLost, install_fault_hook
+from tuneplane.domain.fleets import NodeState
+from tuneplane.domain.ids import FleetId, GatewayId, JobId, MemberId, NodeId, TokenId, UserName
+from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, JoinToken
+from tuneplane.domain.launch_table import AttemptEvent, AttemptState, MemberPhase
+
+N1 = NodeId("n1")
+MEMBER = MemberId("job-a-1-0")
+Act = Callable[[World], Awaitable[object]]
+
+
+class Killed(Exception):
+    """Stands for the end of the process before the step."""
+
+
+@contextmanager
+def fault(point: str, moment: str) -> Iterator[list[str]]:
+    """Once, at ``point``: before it the process ends, after it the answer is lost. Yields what was passed."""
+    passed: list[str] = []
+
+    def hook(name: str, now: str) -> None:
+        if (name, now) == (point, moment) and not passed:
+            passed.append(name)
+            raise Killed if moment == "before" else AnswerLost(name)
+
+    install_fault_hook(hook)
+    try:
+        yield passed
+    finally:
+        install_fault_hook(None)
+
+
+# ---------------------------------------------------------------- what each write needs, and how it is repeated
+
+
+async def connected(world: World) -> None:
+    await world.node(cards=("GPU-a",))
+
+
+async def enrolled(world: World) -> None:
+    await world.fleet()
+    await world.token()
+
+
+async def submitted(world: World) -> None:
+    await connected(world)
+    await world.submit()
+
+
+async def placed(world: World) -> None:
+    await connected(world)
+    await world.submit()
+    await world.place(cards=("GPU-a",))
+
+
+async def preparing(world: World) -> None:
+    await connected(world)
+    world.claimed = await world.launched(until=AttemptState.PREPARING, cards=("GPU-a",))
+
+
+async def sent(world: World) -> None:
+    await placed(world)
+    await world.step(await world.claim(), AttemptEvent.CLAIMED)
+
+
+async def ended(world: World) -> None:
+    await connected(world)
+    claim = await world.launched()
+    await world.see(MEMBER, MemberPhase.TERMINATED, exit_code=0, cleaned=True)
+    await world.step(claim, AttemptEvent.ALL_ENDED)
+
+
+async def fleet_alone(world: World) -> None:
+    await world.fleet()
+
+
+async def user(world: World) -> None:
+    await world.storage.create_user(USER, "user", None, world.now)
+
+
+async def api_token(world: World) -> None:
+    await user(world)
+    await world.storage.create_api_token(ApiToken(id=TokenId("a"), username=USER, name="", created_at=world.now), "hash-a")
+
+
+async def advance(world: World) -> object:
+    claims = await world.storage.claim_attempts(WORKER, 10, world.later(16), world.now + timedelta(seconds=15))
+    return [await world.step(claim, AttemptEvent.CLAIMED) for claim in claims]
+
+
+async def observe(world: World) -> object:
+    world._revisions[MEMBER] = 5
+    return await world.see(MEMBER, MemberPhase.ABORTED, reason_code="image-unavailable")
+
+
+async def answer(world: World) -> object:
+    return await world.storage.answer_command("job-a-1-0:prepare", N1, 1, False, "no", "because", world.now)
+
+
+async def mark(world: World) -> object:
+    return await world.storage.mark_sent("job-a-1-0:prepare", N1, 1, world.now)
+
+
+async def renew(world: World) -> object:
+    return await world.storage.renew_claims(WORKER, [world.claimed], world.now + timedelta(seconds=15))
+
+
+def lease(world: World) -> object:
+    return world.now + timedelta(seconds=15)
+
+
+async def update_fleet(world: World) -> object:
+    return await world.storage.update_fleet(FLEET, capabilities=None, visibility=None, project=None, state=None, config={"a": "b"})
+
+
+async def drained(world: World) -> None:
+    await connected(world)
+    await world.storage.set_node_state(N1, NodeState.DRAINING, "", world.now)
+
+
+IDENTITY = EncryptedIdentity(name="gateway", certificate_pem="pem", key_ciphertext=b"x", version=1, key_id="k")
+
+WRITES: dict[str, tuple[Act, Act]] = {
+    "create_user": (fleet_alone, user),
+    "create_api_token": (
+        user,
+        lambda w: w.storage.create_api_token(ApiToken(id=TokenId("a"), username=USER, name="", created_at=w.now), "h"),
+    ),
+    "user_by_token": (api_token, lambda w: w.storage.user_by_token("hash-a", w.now)),
+    "revoke_api_token": (api_token, lambda w: w.storage.revoke_api_token(USER, TokenId("a"), w.now)),
+    "audit": (fleet_alone, lambda w: w.storage.audit(USER, "x", "y", "", False, w.now)),
+    "create_fleet": (user, lambda w: w.storage.create_fleet(a_fleet(at=w.now))),
+    "update_fleet": (fleet_alone, update_fleet),
+    "delete_fleet": (fleet_alone, lambda w: w.storage.delete_fleet(FLEET)),
+    "mint_join_token": (fleet_alone, lambda w: w.storage.mint_join_token(_join_token(w), "hash-m")),
+    "revoke_join_token": (enrolled, lambda w: w.storage.revoke_join_token(FLEET, TokenId("t"), w.now)),
+    "join": (enrolled, lambda w: w.join(try_=_next_try(w))),
+    "set_node_state": (connected, lambda w: w.storage.set_node_state(N1, NodeState.DRAINING, "", w.now)),
+    "delete_node": (drained, lambda w: w.storage.delete_node(N1, False, w.now)),
+    "submit": (fleet_alone, lambda w: w.submit(key="k")),
+    "request_stop": (preparing, lambda w: w.storage.request_stop(JobId("job-a"), USER, w.now)),
+    "publish_identity": (fleet_alone, lambda w: w.storage.publish_identity(IDENTITY)),
+    "register_gateway": (fleet_alone, lambda w: w.storage.register_gateway(GatewayId("g"), "h", 1, w.now, lease(w))),
+    "renew_gateway": (connected, lambda w: w.storage.renew_gateway(GATEWAY, lease(w))),
+    "close_gateway": (connected, lambda w: w.storage.close_gateway(GATEWAY, w.now)),
+    "open_session": (connected, lambda w: w.connect()),
+    "close_session": (connected, lambda w: w.storage.close_session(N1, 1, "bye", w.now)),
+    "record_inventory": (connected, lambda w: w.storage.record_inventory(N1, 1, an_inventory(("GPU-a", "GPU-b")), "d", w.now)),
+    "inventory_stale": (connected, lambda w: w.storage.inventory_stale(N1, 1, w.now)),
+    "observe": (preparing, observe),
+    "mark_sent": (sent, mark),
+    "answer_command": (sent, answer),
+    "place": (submitted, lambda w: w.place(cards=("GPU-a",))),
+    "note_waiting": (submitted, lambda w: w.storage.note_waiting(JobId("job-a"), "no-nodes", [], w.now)),
+    "claim_attempts": (placed, lambda w: w.storage.claim_attempts(WORKER, 10, w.now, lease(w))),
+    "renew_claims": (preparing, renew),
+    "advance": (placed, advance),
+    "forget_ended": (ended, lambda w: w.storage.forget_ended(w.now + timedelta(days=1), 10, w.now)),
+}
+# A repeat that finds its own first time says so in these ways; the caller reads what it wanted to be true
+SAID_ON_REPEAT = {
+    "create_user": "exists",
+    "create_fleet": "exists",
+    "delete_fleet": "not-found",
+    "delete_node": "not-found",
+    "advance": "illegal-transition",
+}
+
+
+def _join_token(world: World) -> JoinToken:
+    return JoinToken(id=TokenId("m"), fleet=FleetId(FLEET), created_by=UserName("a"), created_at=world.now, expires_at=world.now)
+
+
+def _next_try(world: World) -> int:
+    """P-14: every repeat of a join has a higher ordinal."""
+    world.tries += 1
+    return world.tries
+
+
+async def snapshot(world: World) -> object:
+    """What there is, as far as the outcome of a write can be told from it."""
+    job = await world.storage.get_job(JobId("job-a"))
+    nodes = await world.storage.placement_nodes(FLEET, world.now)
+    commands = await world.storage.outgoing_commands(GATEWAY, 100)
+    held = [(node.id, node.state, node.members, node.free_gpu_uuids, node.cordons) for node in nodes]
+    phases = [(one.phase, one.reason_code) for attempt in job.attempts for one in attempt.members] if job else []
+    kinds = [event.kind for event in await world.storage.timeline(JobId("job-a"), 100)]
+    return (
+        job and job.state,
+        phases,
+        held,
+        sorted(one.command.operation for one in commands),
+        [k for k in kinds if k != "attempt.claimed"],
+    )
+
+
+async def said(act: Act, world: World) -> str:
+    """The code of the refusal, or nothing."""
+    try:
+        await act(world)
+    except TuneplaneError as error:
+        return error.code
+    return ""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("name", WRITES)
+async def test_write_whose_process_or_answer_is_lost_is_repeated_to_the_same_end(open_world: OpenWorld, name: str, moment: str) -> None:
+    """P-09."""
+    given, act = WRITES[name]
+    async with open_world() as world:
+        await given(world)
+        with fault(f"storage.{name}", moment) as passed:
+            with pytest.raises(Killed if moment == "before" else StorageUnavailable):
+                await act(world)
+            assert passed
+        allowed = {"", SAID_ON_REPEAT.get(name, "")}
+        assert await said(act, world) in (allowed if moment == "after" else {""})
+        twice = await snapshot(world)
+        assert await said(act, world) in allowed
+        assert await snapshot(world) == twice
+
+
+def test_every_fault_point_of_the_port_is_tried() -> None:
+    """House, Proof: a fault point that no test reaches fails the build."""
+    elsewhere = {"storage.migrate", "storage.embedded_create", "storage.embedded_start"}
+    assert {f"storage.{name}" for name in WRITES} == {name for name in FAULT_POINTS if name.startswith("storage.")} - elsewhere
+
+
+async def test_refused_unit_passes_no_fault_point(open_world: OpenWorld) -> None:
+    async with open_world() as world:
+        await world.fleet()
+        with fault("storage.create_fleet", "after") as passed, pytest.raises(Refused):
+            await world.fleet()
+        assert not passed
