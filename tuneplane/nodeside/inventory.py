@@ -31,7 +31,7 @@ class Survey:
 async def survey(
     *, budgets: Budgets, storage_root: str, mark: str, engine: Engine, read_cards: CardReader, alarms: tuple[str, ...] = ()
 ) -> Survey:
-    """Look once. ``mark`` names this Node's probe file; ``alarms`` are problems that others found. Bounded in time by its parts; it raises nothing."""
+    """Look once; bounded in time by its parts, raises nothing. ``mark`` names the probe file, ``alarms`` are others' problems."""
     info, engine_problem = await _ask_engine(engine)
     cards = await read_cards()
     sight = await probe_storage(storage_root, mark) if storage_root else StorageSight(False)

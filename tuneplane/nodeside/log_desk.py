@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import trio
 from attrs import define, field
 
@@ -64,5 +66,7 @@ class LogDesk:
             return
         log = await self.core.logs.log(request.member)
         pieces = read_log(log, offset=request.offset, tail_lines=request.tail_lines, max_bytes=request.max_bytes, follow=request.follow)
-        async for piece in pieces:
-            await self.link.send(LogChunk(request=request.request, offset=piece.offset, data=piece.data, gap=piece.gap, end=piece.end))
+        async with aclosing(pieces):
+            async for piece in pieces:
+                chunk = LogChunk(request=request.request, offset=piece.offset, data=piece.data, gap=piece.gap, end=piece.end)
+                await self.link.send(chunk)

@@ -9,7 +9,7 @@ takes the container with it. Logs stay until Forget, after the container has gon
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import trio
@@ -204,7 +204,14 @@ class LogStore:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-async def read_log(log: MemberLog, *, offset: int | None, tail_lines: int | None, max_bytes: int, follow: bool) -> AsyncIterator[LogPiece]:
+async def read_log(
+    log: MemberLog,
+    *,
+    offset: int | None,
+    tail_lines: int | None,
+    max_bytes: int,
+    follow: bool,
+) -> AsyncGenerator[LogPiece, None]:
     """The asked part in pieces of at most LOG_CHUNK_BYTES; the last one has ``end``.
 
     ``max_bytes`` bounds a read that does not follow (and how far back the last lines are looked for); a follower gets
