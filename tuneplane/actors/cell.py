@@ -134,7 +134,7 @@ class Cell:
     async def _work(self, mailbox: Mailbox) -> None:
         """Serve one letter after the other until the mailbox closes."""
         seat = Seat(mailbox)
-        while (letter := await mailbox.take(seat)) is not None:
+        while (letter := mailbox.take_nowait(seat) or await mailbox.take(seat)) is not None:
             mailbox.in_hand[letter] = seat.task  # from here on the exit answers it, whatever happens
             if self._raised:
                 await self._let_signals_go_first(seat)

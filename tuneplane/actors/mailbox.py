@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from attrs import define, field, frozen, validators
 from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wait_task_rescheduled
@@ -36,7 +36,6 @@ class MailboxSpec:
 class Letter:
     """An envelope. ``about`` is what the trace tells of it; a letter is also where in a trace its handler stands."""
 
-    asked: ClassVar[bool] = False  # somebody waits for the answer
     about: About
     message: Any
     handler: Handler
@@ -56,7 +55,6 @@ class Letter:
 class Question(Letter):
     """A letter that someone waits for until ``deadline`` (seconds on the Trio clock)."""
 
-    asked = True
     deadline: float = 0.0
     waiter: Task | None = None  # None as soon as it has its answer, or went away
     reply: Any = None
@@ -159,12 +157,8 @@ class Mailbox:
         self._senders: dict[Task, Letter] = {}  # tasks in tell(), oldest first; bounded by the tasks there are
         self._closed: ExitReason | None = None
 
-    @property
-    def full(self) -> bool:
-        return len(self._queue) >= self._capacity
-
-    def put_nowait(self, letter: Letter) -> None:
-        """Hand over to a parked worker, or queue. ActorGone, MailboxFull."""
+    def offer(self, letter: Letter) -> bool:
+        """Hand over to a parked worker, or queue; False when full. ActorGone."""
         if self.idle:
             seat = self.idle.pop()
             seat.letter = letter
@@ -174,14 +168,16 @@ class Mailbox:
         elif len(self._queue) < self._capacity:
             self._queue.append(letter)
         else:
-            self.refused += 1
-            raise MailboxFull(self.path, self.spec.name, self._capacity)
+            return False
+        return True
 
-    async def put(self, letter: Letter) -> None:
-        """Queue, waiting in line while full. Cancelled: the letter was not sent. ActorGone, also while waiting."""
-        if self._closed is not None or not self.full:
-            self.put_nowait(letter)
-            return
+    def refuse(self) -> MailboxFull:
+        """What a sender that does not wait is told after a vain offer."""
+        self.refused += 1
+        return MailboxFull(self.path, self.spec.name, self._capacity)
+
+    async def wait_room(self, letter: Letter) -> None:
+        """Stand in line until the letter is queued. Cancelled: it was not. ActorGone, also while waiting."""
         task = current_task()
         self._senders[task] = letter
 
@@ -193,16 +189,19 @@ class Mailbox:
         if self._senders.pop(task, None) is not None:  # nobody moved it to the queue: the mailbox closed
             raise ActorGone(self.path, self._closed)
 
-    async def take(self, seat: Seat) -> Letter | None:
-        """The next letter, None once closed. Cancelled: no letter was taken. ``seat.now`` is right afterwards.
+    def take_nowait(self, seat: Seat) -> Letter | None:
+        """The next letter, if one is there and the worker's turn is not over."""
+        if not self._queue or seat.left == 0 or seat.now >= seat.until:
+            return None
+        seat.left -= 1
+        return self._pop()
 
-        A checkpoint only when the worker's turn is over or nothing is there.
-        """
-        if self._queue and (seat.left == 0 or seat.now >= seat.until):
+    async def take(self, seat: Seat) -> Letter | None:
+        """The next letter in a new turn, None once closed. Cancelled: no letter was taken. Sets ``seat.now``."""
+        if self._queue:
             await checkpoint()
             seat.begin_turn(self._clock())
         if self._queue:
-            seat.left -= 1
             return self._pop()
         if self._closed is not None:
             return None
@@ -216,7 +215,7 @@ class Mailbox:
         if self._closed is None:
             return seat.letter
         if seat.letter is not None:  # closed between the hand-over and now: stop goes first
-            refuse(seat.letter, ActorGone(self.path, self._closed))
+            tell_asker(seat.letter, ActorGone(self.path, self._closed))
         return None
 
     def _pop(self) -> Letter:
@@ -239,7 +238,7 @@ class Mailbox:
         if not was_open:
             return
         while self._queue:
-            refuse(self._queue.popleft(), ActorGone(self.path, reason))
+            tell_asker(self._queue.popleft(), ActorGone(self.path, reason))
         for sender in self._senders:
             reschedule(sender)
         while self.idle:
@@ -249,7 +248,7 @@ class Mailbox:
         """Answer those whose letters were in hand when the actor ended: with the handler's own error, if it raised."""
         for letter in self.in_hand:
             error = letter.error if isinstance(letter, Question) else None
-            refuse(letter, ActorGone(self.path, reason) if error is None else AskFailed(self.path, letter.message, error))
+            tell_asker(letter, ActorGone(self.path, reason) if error is None else AskFailed(self.path, letter.message, error))
         self.in_hand.clear()
 
     def statistics(self) -> MailboxStatistics:
@@ -270,7 +269,7 @@ class Mailbox:
         )
 
 
-def refuse(letter: Letter, error: ActorError) -> None:
-    """Tell the asker, if there is one."""
+def tell_asker(letter: Letter, error: ActorError) -> None:
+    """Fail a letter's asker, if there is one."""
     if isinstance(letter, Question):
         letter.fail(error)

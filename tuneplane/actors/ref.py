@@ -8,7 +8,7 @@ import trio
 from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled, current_task
 
 from .asks import waiting_for
-from .errors import ActorError, AskExpired, NoHandler
+from .errors import ActorGone, AskExpired, NoHandler
 from .exits import ExitReason
 from .mailbox import TURN_LETTERS, Letter, MailboxStatistics, Question
 from .trace import SENT, Kind, current_point
@@ -44,7 +44,7 @@ class Ref:
 
     def tell_nowait(self, message: Any) -> None:
         """Send or raise at once: MailboxFull (retryable), ActorGone, NoHandler (a programming error)."""
-        self._send(self._write(Letter, message))
+        self._send_nowait(self._write(Letter, message))
 
     async def tell(self, message: Any) -> None:
         """Send, waiting in line while the mailbox is full: for the edges of the system only. ActorGone, NoHandler.
@@ -54,12 +54,9 @@ class Ref:
         """
         await checkpoint_if_cancelled()
         letter = self._write(Letter, message)
-        if letter.mailbox.full:
-            await letter.mailbox.put(letter)
-            self._system.trace.record(SENT, letter.sent_at, letter.about)
-            return
-        self._send(letter)
-        if letter.id % TURN_LETTERS == 0:
+        if not self._offer(letter):
+            await self._stand_in_line(letter)
+        elif letter.about[1] % TURN_LETTERS == 0:
             await cancel_shielded_checkpoint()
 
     async def ask(self, message: Any, deadline_seconds: float) -> Any:
@@ -74,7 +71,7 @@ class Ref:
         question.waiter = task = current_task()
         question.deadline = question.sent_at + deadline_seconds
         with waiting_for(question.mailbox, task):
-            self._send(question)
+            self._send_nowait(question)
             with trio.CancelScope(deadline=question.deadline) as scope:
                 await question.wait_answer()
         if scope.cancelled_caught:
@@ -115,10 +112,29 @@ class Ref:
         about = (self.path, number, cause, trace, handler.what)
         return kind(about, message, handler, cell.mailboxes[handler.mailbox], system.now())
 
-    def _send(self, letter: Letter) -> None:
+    def _send_nowait(self, letter: Letter) -> None:
+        if not self._offer(letter):
+            self._record(Kind.REFUSED, letter)
+            raise letter.mailbox.refuse()
+
+    def _offer(self, letter: Letter) -> bool:
+        """False when the mailbox is full."""
         try:
-            letter.mailbox.put_nowait(letter)
-        except ActorError:
-            self._system.trace.record(Kind.REFUSED, letter.sent_at, letter.about)
+            offered = letter.mailbox.offer(letter)
+        except ActorGone:
+            self._record(Kind.REFUSED, letter)
             raise
-        self._system.trace.record(SENT, letter.sent_at, letter.about)
+        if offered:
+            self._system.trace.record(SENT, letter.sent_at, letter.about)
+        return offered
+
+    async def _stand_in_line(self, letter: Letter) -> None:
+        self._record(SENT, letter)
+        try:
+            await letter.mailbox.wait_room(letter)
+        except (ActorGone, trio.Cancelled):
+            self._record(Kind.REFUSED, letter)
+            raise
+
+    def _record(self, kind: Kind, letter: Letter) -> None:
+        self._system.trace.record(kind, letter.sent_at, letter.about)
