@@ -54,6 +54,28 @@ class LosingStorage:
         return losing
 
 
+@define(eq=False)
+class BrokenStorage:
+    """The first call of ``name`` raises what nobody expects, as a bug would."""
+
+    real: Storage
+    name: str
+    calls: int = field(default=0, init=False)
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.real, name)
+        if name != self.name:
+            return call
+
+        async def breaking(*args: Any, **named: Any) -> Any:
+            self.calls += 1
+            if self.calls == 1:
+                raise ZeroDivisionError(f"{name}: a bug")
+            return await call(*args, **named)
+
+        return breaking
+
+
 @asynccontextmanager
 async def cut(storage: CutStorage) -> AsyncIterator[None]:
     """The block runs while the database is out of reach."""

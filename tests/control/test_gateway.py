@@ -9,7 +9,7 @@ import attrs
 import pytest
 import trio
 
-from tests.control.failing_storage import CutStorage, LosingStorage, cut
+from tests.control.failing_storage import BrokenStorage, CutStorage, LosingStorage, cut
 from tests.control.plane import ADA, TIMINGS, Gateway, Plane, now, open_plane
 from tests.control.scripted_node import ScriptedNode
 from tuneplane.domain.fleets import Node
@@ -102,6 +102,31 @@ async def test_session_that_never_reports_its_members_is_closed(database: str, t
         ended = await node.session(_silent)
         assert ended is not None
         assert ended.code == "reconcile-overdue"
+
+
+async def test_session_whose_actor_crashes_ends_alone_and_says_so(database: str, tmp_path: Path) -> None:
+    """R-SES-04: our own failure is told as ours, costs that session only, and the next one goes on."""
+    async with open_plane(database, tmp_path) as plane:
+        storage = BrokenStorage(plane.storage, "observe")
+        async with plane.gateway(storage=storage) as gateway, plane.worker():  # type: ignore[arg-type]
+            node, other = await plane.connect(gateway), await plane.connect(gateway)
+            job = await plane.submit()
+            await plane.wait_job(job, J.RUNNING)
+            assert [ended.code for ended in node.ends + other.ends] == ["internal"]
+
+
+async def test_presence_that_crashes_costs_no_session(database: str, tmp_path: Path) -> None:
+    async with open_plane(database, tmp_path) as plane:
+        storage = BrokenStorage(plane.storage, "renew_gateway")
+        async with plane.gateway(storage=storage) as gateway:  # type: ignore[arg-type]
+            node = await plane.connect(gateway)
+
+            async def renewed() -> tuple[bool, object]:
+                return storage.calls >= 3, await _state(plane, node, "connected")
+
+            await plane.wait_until(renewed, "two renewals after the crash")
+            assert (await _state(plane, node, "connected"))[0]
+            assert node.ends == []
 
 
 async def test_session_end_closes_its_row(database: str, tmp_path: Path) -> None:

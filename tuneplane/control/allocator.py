@@ -9,18 +9,20 @@ from __future__ import annotations
 from typing import ClassVar
 
 import structlog
+import trio
 from attrs import define, field
 
-from tuneplane.actors import Actor, Context, MailboxSpec, Timer, on_signal
+from tuneplane.actors import Actor, Context, MailboxSpec, on_signal
 from tuneplane.domain.errors import Reason, StorageUnavailable
 from tuneplane.domain.fleets import Fleet, Node
 from tuneplane.domain.ids import FleetId
 from tuneplane.domain.jobs import Job
-from tuneplane.domain.placement import MustWait, place
+from tuneplane.domain.jobspec import Pool
+from tuneplane.domain.placement import MustWait, Placed, place
 from tuneplane.domain.plan import MAX_PLAN_BYTES
 from tuneplane.domain.ports import Storage, Topic
 
-from .patience import Backoff, Clock, signal_on_pokes
+from .patience import Alarm, Backoff, Clock, Pace, signal_on_pokes
 from .plans import PlannedAttempt, plan_attempt, storage_root_of
 
 log = structlog.get_logger("tuneplane.control.allocator")
@@ -38,6 +40,7 @@ class _Look:
     clock: Clock
     _fleets: dict[FleetId, Fleet | None] = field(factory=dict, init=False)
     _nodes: dict[FleetId, list[Node]] = field(factory=dict, init=False)
+    _refusals: dict[tuple[FleetId, Pool], MustWait] = field(factory=dict, init=False)
 
     async def fleet(self, fleet: FleetId) -> Fleet | None:
         if fleet not in self._fleets:
@@ -48,6 +51,16 @@ class _Look:
         if fleet not in self._nodes:
             self._nodes[fleet] = await self.storage.placement_nodes(fleet, self.clock())
         return self._nodes[fleet]
+
+    async def place(self, job: Job, fleet: Fleet) -> Placed | MustWait:
+        """The planner's answer. A look only takes room away, so what did not fit once is not tried again in it."""
+        key = (fleet.id, job.spec.pool)
+        if key not in self._refusals:
+            answer = place(job.spec, fleet, await self.nodes(fleet.id), self.clock())
+            if isinstance(answer, Placed):
+                return answer
+            self._refusals[key] = answer
+        return self._refusals[key]
 
     def forget_nodes(self, fleet: FleetId) -> None:
         self._nodes.pop(fleet, None)
@@ -62,25 +75,31 @@ class Allocator(Actor):
     clock: Clock
     backoff: Backoff
     storage_root: str  # for Fleets that name none
-    _timer: Timer | None = field(default=None, init=False)
+    _pace: Pace = field(factory=Pace, init=False)
+    _again: Alarm = field(factory=lambda: Alarm("look"), init=False)
 
     async def run(self, context: Context) -> None:
         await signal_on_pokes(context, "look", self.storage, (Topic.JOBS,), self.backoff)
 
     @on_signal("look")
     async def look(self, context: Context) -> None:
-        look = _Look(self.storage, self.clock)
+        """One pass over the head of the queue. It rests as long as it took: half of this process is left to the others."""
+        left, began = self._pace.seconds_left(), trio.current_time()
+        if left > 0:
+            self._again.set(context, left)
+            return
         try:
-            for job in await self.storage.waiting_jobs(JOBS_A_LOOK):
-                await self._allocate(job, look)
+            await self._pass()
         except StorageUnavailable as error:
             log.warning("allocator waits for the database", error=str(error))  # P-09: the next look reads what was written
-            self._look_again(context)
+            self._again.set(context, self.backoff.next_seconds())
+        self._pace.rest(trio.current_time() - began)
 
-    def _look_again(self, context: Context) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = context.timer("look", self.backoff.next_seconds())
+    async def _pass(self) -> None:
+        look = _Look(self.storage, self.clock)
+        for job in await self.storage.waiting_jobs(JOBS_A_LOOK):
+            await self._allocate(job, look)
+            await trio.lowlevel.checkpoint()  # planning many jobs must not hold up the renewals of claims
 
     async def _allocate(self, job: Job, look: _Look) -> None:
         """Place ``job``, or keep the reason why it waits. A job that was stopped meanwhile is simply not placed."""
@@ -93,7 +112,7 @@ class Allocator(Actor):
             await self._wait(job, reason.code, (reason,))
             return
         for _ in range(TRIES_A_JOB):
-            answer = place(job.spec, fleet, await look.nodes(fleet.id), self.clock())
+            answer = await look.place(job, fleet)
             if isinstance(answer, MustWait):
                 await self._wait(job, answer.code, answer.reasons)
                 return

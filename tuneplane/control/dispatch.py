@@ -11,7 +11,7 @@ from typing import ClassVar
 import structlog
 from attrs import define, field
 
-from tuneplane.actors import Actor, ActorGone, Context, MailboxFull, MailboxSpec, Timer, on_signal, trace_scope
+from tuneplane.actors import Actor, ActorGone, Context, MailboxFull, MailboxSpec, on_signal, trace_scope
 from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import GatewayId
@@ -19,7 +19,7 @@ from tuneplane.domain.jobs import OutgoingCommand
 from tuneplane.domain.ports import Storage, Topic
 from tuneplane.domain.timings import Timings
 
-from .patience import Backoff, signal_on_pokes
+from .patience import Alarm, Backoff, signal_on_pokes
 from .roster import Roster
 from .session import SendCommand, SendStop
 
@@ -38,7 +38,7 @@ class Dispatcher(Actor):
     timings: Timings
     backoff: Backoff
     roster: Roster
-    _timer: Timer | None = field(default=None, init=False)
+    _again: Alarm = field(factory=lambda: Alarm("look"), init=False)
 
     async def run(self, context: Context) -> None:
         await signal_on_pokes(context, "look", self.storage, (Topic.COMMANDS,), self.backoff)
@@ -49,11 +49,11 @@ class Dispatcher(Actor):
             found = await self.storage.outgoing_commands(self.gateway, COMMANDS_A_LOOK)
         except StorageUnavailable as error:
             log.warning("no commands are sent without the database", error=str(error))  # P-17
-            self._look_in(context, self.backoff.next_seconds())
+            self._again.set(context, self.backoff.next_seconds())
             return
         refused = [outgoing for outgoing in found if not self._hand_over(outgoing)]
         if refused or len(found) == COMMANDS_A_LOOK:
-            self._look_in(context, self.timings.poll / 20)  # a mailbox empties at the pace of one commit a letter
+            self._again.set(context, self.timings.poll / 20)  # a mailbox empties at the pace of one commit a letter
 
     def _hand_over(self, outgoing: OutgoingCommand) -> bool:
         """False when the session's mailbox is full. A session that is gone needs no second look: its next one asks anew."""
@@ -70,8 +70,3 @@ class Dispatcher(Actor):
         except ActorGone:
             return True
         return True
-
-    def _look_in(self, context: Context, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = context.timer("look", seconds)

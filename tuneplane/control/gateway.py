@@ -17,7 +17,7 @@ from .dispatch import Dispatcher
 from .door import Door
 from .listening import Listening
 from .patience import Backoff, Clock, Entropy, parent_path
-from .presence import Presence
+from .presence import Presence, Registration
 from .relay import Relay, WhereAreYou
 from .roster import Roster
 
@@ -84,14 +84,22 @@ def gateway_root(
     ``relay`` is bound on an internal address and published under ``relay_published_host`` (default: the bound host).
     Port 0 binds any free one; ask ``listener`` or ``relay`` with :class:`WhereAreYou`.
     """
-    roster = Roster()
+    roster, registration = Roster(), Registration()
 
     def make_relay() -> Relay:
         host, port = relay
         return Relay(host=host, port=port, published_host=relay_published_host or host, tls=relay_tls, roster=roster)
 
     def make_presence() -> Presence:
-        return Presence(storage=storage, gateway=gateway_id, timings=timings, clock=clock, backoff=Backoff(entropy), roster=roster)
+        return Presence(
+            storage=storage,
+            gateway=gateway_id,
+            timings=timings,
+            clock=clock,
+            backoff=Backoff(entropy),
+            roster=roster,
+            registration=registration,
+        )
 
     def make_dispatcher() -> Dispatcher:
         return Dispatcher(storage=storage, gateway=gateway_id, timings=timings, backoff=Backoff(entropy), roster=roster)

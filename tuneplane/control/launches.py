@@ -15,7 +15,7 @@ import structlog
 import trio
 from attrs import define, field, frozen
 
-from tuneplane.actors import Actor, ActorError, ChildSpec, Context, MailboxSpec, Ref, Restart, Timer, on_signal
+from tuneplane.actors import Actor, ActorError, ChildSpec, Context, MailboxSpec, Ref, Restart, on_signal
 from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.ids import AttemptId, WorkerId
 from tuneplane.domain.jobs import Claim
@@ -23,13 +23,14 @@ from tuneplane.domain.launch_table import AttemptAction, AttemptEvent, LaunchVie
 from tuneplane.domain.ports import LaunchStore, Storage, Topic
 from tuneplane.domain.timings import Timings
 
-from .patience import Backoff, Clock, parent_path, signal_on_pokes
+from .patience import Alarm, Backoff, Clock, Pace, parent_path, signal_on_pokes
 
 log = structlog.get_logger("tuneplane.control.launches")
 
 MAX_LAUNCHES = 512  # a worker: at one small read a poll interval each, a quarter of one PostgreSQL connection's time
 CLAIMS_A_LOOK = 32  # one transaction claims that many: short enough not to hold others up
 LOOKS_AT_ONCE = 4  # half the storage pool, so that renewals and the other actors of the process always find a connection
+LOOK_SECONDS = 0.002  # what one look costs: ten launches are poked 50 times a second at most, all 512 once a second
 STEPS_A_LOOK = 8  # the longest way through the attempt table has five steps; more means that the world keeps moving
 
 
@@ -44,7 +45,7 @@ class Launch(Actor):
     clock: Clock
     backoff: Backoff
     gate: trio.CapacityLimiter  # bounds how many launches of this worker look at once
-    _timer: Timer | None = field(default=None, init=False)
+    _next: Alarm = field(factory=lambda: Alarm("look"), init=False)
 
     async def on_start(self, context: Context) -> None:
         context.ref.signal("look")
@@ -52,8 +53,7 @@ class Launch(Actor):
     @on_signal("look")
     async def look(self, context: Context) -> None:
         """Take every step that is due, then sleep until time or a poke can have made another one true."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._next.cancel()
         try:
             async with self.gate:
                 delay = await self._drive()
@@ -65,7 +65,7 @@ class Launch(Actor):
         if delay is None:
             context.stop_self()
         else:
-            self._timer = context.timer("look", delay)
+            self._next.set(context, delay)
 
     async def _drive(self) -> float | None:
         """Seconds until the next look; None when there is nothing left for this actor to do."""
@@ -110,6 +110,8 @@ class Consumer(Actor):
     clock: Clock
     backoff: Backoff
     _held: dict[AttemptId, _Held] = field(factory=dict, init=False)  # at most MAX_LAUNCHES
+    _pace: Pace = field(factory=Pace, init=False)
+    _again: Alarm = field(factory=lambda: Alarm("look"), init=False)
     _gate: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(LOOKS_AT_ONCE), init=False)
 
     async def on_start(self, context: Context) -> None:
@@ -122,8 +124,7 @@ class Consumer(Actor):
     async def look(self, context: Context) -> None:
         """Poke the launches that we have, then take more while there is room."""
         self._drop_ended()
-        for held in self._held.values():
-            held.ref.signal("look")
+        self._poke_launches(context)
         room = min(MAX_LAUNCHES - len(self._held), CLAIMS_A_LOOK)
         if room <= 0:
             return
@@ -162,6 +163,16 @@ class Consumer(Actor):
             await self.storage.renew_claims(self.worker, claims, self.clock())
         except StorageUnavailable as error:
             log.info("claims not given back, their leases will run out", error=str(error))
+
+    def _poke_launches(self, context: Context) -> None:
+        """A poke does not say whom it concerns, so all look; not more often than they can read."""
+        left = self._pace.seconds_left()
+        if left > 0:
+            self._again.set(context, left)
+            return
+        for held in self._held.values():
+            held.ref.signal("look")
+        self._pace.rest(len(self._held) * LOOK_SECONDS)
 
     @property
     def _lease(self) -> timedelta:

@@ -9,7 +9,7 @@ import structlog
 import trio
 from attrs import define, field
 
-from tuneplane.actors import Context, Ref
+from tuneplane.actors import Context, Ref, Timer
 from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.ports import PokeStore, Topic
 
@@ -42,6 +42,38 @@ class Backoff:
         whole = min(self.first * 2.0 ** min(self._failures, 30), self.most)
         self._failures += 1
         return whole * (0.5 + int.from_bytes(self.entropy(2), "big") / 131072.0)
+
+
+@define
+class Pace:
+    """Keeps looks apart when pokes come faster than they can be afforded; the first after a quiet time is never delayed."""
+
+    _rest_until: float = field(default=0.0, init=False)
+
+    def rest(self, seconds: float) -> None:
+        """No look for ``seconds`` from now."""
+        self._rest_until = trio.current_time() + seconds
+
+    def seconds_left(self) -> float:
+        """How long to wait before looking; 0 when the look may begin."""
+        return max(self._rest_until - trio.current_time(), 0.0)
+
+
+@define
+class Alarm:
+    """One pending timer of one signal: setting it again replaces it."""
+
+    signal: str
+    _timer: Timer | None = field(default=None, init=False)
+
+    def set(self, context: Context, seconds: float) -> None:
+        self.cancel()
+        self._timer = context.timer(self.signal, seconds)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 async def signal_on_pokes(context: Context, signal: str, store: PokeStore, topics: Sequence[Topic], backoff: Backoff) -> None:

@@ -14,25 +14,33 @@ import structlog
 import trio
 from attrs import define, field, frozen
 
-from tuneplane.actors import Actor, ActorError, Context, MailboxSpec, Timer, on_signal
+from tuneplane.actors import Actor, ActorError, Context, MailboxSpec, on_signal
 from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.ids import GatewayId, NodeId
 from tuneplane.domain.ports import Storage, Topic
 from tuneplane.domain.timings import Timings
 
-from .patience import Backoff, Clock, sibling, signal_on_pokes
+from .patience import Alarm, Backoff, Clock, Pace, sibling, signal_on_pokes
 from .relay import WhereAreYou
 from .roster import Roster
 
 log = structlog.get_logger("tuneplane.control.presence")
 
+COMPARISONS_A_POLL = 10  # at most: each reads a row for every session of this gateway
 ASK_SECONDS = 2.0  # the relay answers from memory
 
 
 @frozen
-class _Address:
+class Address:
     host: str
     port: int
+
+
+@define
+class Registration:
+    """What this process has published of itself. Outlives a crash of the presence: registering anew would end all sessions."""
+
+    address: Address | None = None
 
 
 @define
@@ -46,15 +54,19 @@ class Presence(Actor):
     clock: Clock
     backoff: Backoff
     roster: Roster
-    _registered: _Address | None = field(default=None, init=False)
+    registration: Registration
     _unserved: dict[tuple[NodeId, int], float] = field(factory=dict, init=False)  # rows without a session here, since when
-    _timer: Timer | None = field(default=None, init=False)
+    _leaving: bool = field(default=False, init=False)  # asked to stop, as opposed to crashed
+    _pace: Pace = field(factory=Pace, init=False)
+    _next_renewal: Alarm = field(factory=lambda: Alarm("renew"), init=False)
+    _next_comparison: Alarm = field(factory=lambda: Alarm("compare"), init=False)
 
     async def on_start(self, context: Context) -> None:
         await self._renew_or_wait(context)
 
     async def run(self, context: Context) -> None:
         await signal_on_pokes(context, "compare", self.storage, (Topic.SESSIONS,), self.backoff)
+        self._leaving = True
 
     @on_signal("renew")
     async def renew(self, context: Context) -> None:
@@ -62,14 +74,20 @@ class Presence(Actor):
 
     @on_signal("compare")
     async def compare(self, context: Context) -> None:
+        """Every Node that comes or goes pokes: when thousands come back together, one comparison stands for many."""
+        left = self._pace.seconds_left()
+        if left > 0:
+            self._next_comparison.set(context, left)
+            return
+        self._pace.rest(self.timings.poll / COMPARISONS_A_POLL)
         try:
             await self._compare()
         except StorageUnavailable as error:
             log.warning("sessions not compared with the database", error=str(error))  # the next poll does
 
     async def on_stop(self, context: Context) -> None:
-        """Close row and sessions, unless this is a crash: the next incarnation renews the same lease."""
-        if not context.stopping:
+        """Close row and sessions when asked to stop; after a crash the next incarnation goes on with them."""
+        if not self._leaving:
             return
         try:
             await self.storage.close_gateway(self.gateway, self.clock())
@@ -84,9 +102,7 @@ class Presence(Actor):
             seconds = self.backoff.next_seconds()
         else:
             seconds = self.timings.gateway_renew
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = context.timer("renew", seconds)
+        self._next_renewal.set(context, seconds)
 
     async def _renew(self, context: Context) -> None:
         """Prolong the lease; register when the row is gone or the relay has moved."""
@@ -94,20 +110,20 @@ class Presence(Actor):
         if address is None:
             return  # the relay is being restarted: nothing to publish yet
         until = now + timedelta(seconds=self.timings.gateway_lease)
-        if self._registered == address and await self.storage.renew_gateway(self.gateway, until):
+        if self.registration.address == address and await self.storage.renew_gateway(self.gateway, until):
             return
         await self.storage.register_gateway(self.gateway, address.host, address.port, now, until)
-        self._registered = address
+        self.registration.address = address
         log.info("gateway registered", gateway=self.gateway, relay=f"{address.host}:{address.port}")
 
-    async def _relay_address(self, context: Context) -> _Address | None:
+    async def _relay_address(self, context: Context) -> Address | None:
         """Where the relay listens now, or where it did: its restart must not cost the lease."""
         relay = sibling(context, "relay")
         try:
-            return self._registered if relay is None else _Address(*await relay.ask(WhereAreYou(), ASK_SECONDS))
+            return self.registration.address if relay is None else Address(*await relay.ask(WhereAreYou(), ASK_SECONDS))
         except ActorError as error:
             log.warning("relay does not answer", error=str(error))
-            return self._registered
+            return self.registration.address
 
     async def _compare(self) -> None:
         """The sessions are listed before the rows are read: one that opens in between is in the rows, not in the list."""

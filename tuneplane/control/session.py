@@ -17,7 +17,7 @@ import structlog
 import trio
 from attrs import define, field, frozen
 
-from tuneplane.actors import Actor, Context, MailboxSpec, Ref, Timer, handles, on_signal
+from tuneplane.actors import Actor, Context, MailboxSpec, Ref, handles, on_signal
 from tuneplane.domain.errors import Fenced, IllegalTransition, Refused, StorageUnavailable
 from tuneplane.domain.faultpoint import fault_point
 from tuneplane.domain.frames import (
@@ -37,7 +37,7 @@ from tuneplane.wire.link import GatewayLink, LinkClosed
 
 from .followers import Followers
 from .inbox import Inbox, Reported
-from .patience import Backoff, Clock
+from .patience import Alarm, Backoff, Clock
 from .rings import Ring
 
 log = structlog.get_logger("tuneplane.control.session")
@@ -92,7 +92,7 @@ class NodeSession(Actor):
     _stale: bool = field(default=False, init=False)
     _reason: str = field(default="the connection ended", init=False)
     _self: Ref | None = field(default=None, init=False)
-    _retry: Timer | None = field(default=None, init=False)
+    _retry: Alarm = field(factory=lambda: Alarm("store"), init=False)
 
     @property
     def node(self) -> NodeId:
@@ -125,9 +125,8 @@ class NodeSession(Actor):
         context.ref.signal("store")
 
     async def on_stop(self, context: Context) -> None:
-        """Close link, log reads and session row. A row that cannot be closed now is closed by the gateway's presence."""
+        """End the log reads and close the row (if it cannot be closed now, the presence does). The door closes the link."""
         self._followers.end_all(f"the session of Node {self.node} ended: {self._reason}")
-        self.link.close("closed", "the gateway ends this session")
         log.info("session ended", node=self.node, epoch=self.link.epoch, reason=self._reason)
         try:
             await self.storage.close_session(self.node, self.link.epoch, self._reason, self.clock())
@@ -149,7 +148,7 @@ class NodeSession(Actor):
                 await self._take_in(frame, context)
             except StorageUnavailable as error:
                 log.warning("session waits for the database", node=self.node, error=str(error))
-                self._store_later(context)
+                self._retry.set(context, self.backoff.next_seconds())
                 return
             except Fenced as error:
                 self._end("fenced", str(error))
@@ -161,11 +160,6 @@ class NodeSession(Actor):
                 return
             self._inbox.done(frame)
             self.backoff.reset()
-
-    def _store_later(self, context: Context) -> None:
-        if self._retry is not None:
-            self._retry.cancel()
-        self._retry = context.timer("store", self.backoff.next_seconds())
 
     async def _take_in(self, frame: Reported, context: Context) -> None:
         if isinstance(frame, Observation):
