@@ -88,8 +88,8 @@ def test_subclass_inherits_handlers_and_overrides_replace_them() -> None:
         async def go(self, message: Go, context: Context) -> str:
             return "other"
 
-    assert Heir.handlers[Go].method is Base.go
-    assert Other.handlers[Go].method is Other.go
+    assert Heir.__handlers__[Go].method is Base.go
+    assert Other.__handlers__[Go].method is Other.go
 
 
 @pytest.mark.parametrize("name", ["", "a/b", ".", "a b", "a\n"])

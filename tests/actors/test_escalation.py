@@ -200,8 +200,8 @@ async def test_stop_limit_is_the_sum_of_graces_except_in_a_pool() -> None:
         async with open_system("t", SupervisorSpec(name="root", children=children(), strategy=strategy)) as system:
             assert system.root is not None
             limits[strategy] = system.root.stop_limit
-    assert limits[Strategy.ONE_FOR_ONE] == 12 + 4 * OVERDUE_MARGIN_SECONDS
-    assert limits[Strategy.POOL] == 4 + 4 * OVERDUE_MARGIN_SECONDS
+    assert limits[Strategy.ONE_FOR_ONE] == 12 + 3 * OVERDUE_MARGIN_SECONDS
+    assert limits[Strategy.POOL] == 4 + OVERDUE_MARGIN_SECONDS
 
 
 async def test_child_that_dies_while_its_supervisor_stops_is_not_restarted(autojump_clock: MockClock) -> None:

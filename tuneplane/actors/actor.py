@@ -26,16 +26,16 @@ class Actor:
 
     __slots__ = ()
     mailboxes: ClassVar[tuple[MailboxSpec, ...]] = ()
-    handlers: ClassVar[dict[type, Handler]] = {}
-    signals: ClassVar[dict[str, Callable[..., Awaitable[None]]]] = {}
+    __handlers__: ClassVar[dict[type, Handler]] = {}  # built when the class is
+    __signals__: ClassVar[dict[str, Callable[..., Awaitable[None]]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         names = tuple(spec.name for spec in cls.mailboxes)
         if len(set(names)) < len(names):
             raise TypeError(f"{cls.__qualname__}: mailbox names repeat: {names}")
-        cls.handlers = handler_table(cls, names)
-        cls.signals = signal_table(cls)
+        cls.__handlers__ = handler_table(cls, names)
+        cls.__signals__ = signal_table(cls)
 
     async def on_start(self, context: Context) -> None:
         """Make ready, within the child's ``start_seconds``. Letters wait until it returns; an error is a crash."""

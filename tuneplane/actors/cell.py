@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from .actor import Context
+from .actor import Actor, Context
 from .errors import ActorGone, AskFailed, CleanUpOverdue, NoHandler, StartOverdue
 from .exits import Crashed, ErrorsKept, ExitReason, Finished, Killed, Stopped, describe
 from .flag import Flag
@@ -20,7 +20,7 @@ from .handlers import Handler
 from .mailbox import Letter, Mailbox, Question, Seat
 from .ref import Ref
 from .spec import ChildSpec
-from .trace import HANDLED, RECEIVED, Kind, current_point
+from .trace import HANDLED, RECEIVED, Kind, current_point, keep_trace_only
 from .tree import Phase, TreeNode
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Cell:
         self.path = path
         self.actor = spec.factory()
         self._kind = type(self.actor).__qualname__
-        self.handlers: dict[type, Handler] = self.actor.handlers
+        self.handlers: dict[type, Handler] = self.actor.__handlers__
         self.mailboxes = {box.name: Mailbox(box, path, system.now) for box in self.actor.mailboxes}
         self.ref = Ref(self)
         self.context = Context(self)
@@ -68,6 +68,7 @@ class Cell:
         Cancelled (or interrupted) from outside: the clean-up runs and the waiters are answered before it goes on up.
         """
         interrupted = True
+        keep_trace_only()
         try:
             with ErrorsKept(self._errors):
                 await self._serve(ready)
@@ -105,9 +106,12 @@ class Cell:
             ready()
 
     def _open_tasks(self, nursery: trio.Nursery) -> None:
-        graceful: list[tuple[str, Callable[..., Awaitable[None]], Any]] = [("run", self._run_body, None)]
-        graceful += [(box.spec.name, self._work, box) for box in self.mailboxes.values() for _ in range(box.spec.workers)]
-        if self.actor.signals:
+        graceful: list[tuple[str, Callable[..., Awaitable[None]], Any]] = [
+            (box.spec.name, self._work, box) for box in self.mailboxes.values() for _ in range(box.spec.workers)
+        ]
+        if type(self.actor).run is not Actor.run:  # the default only waits, and this cell does that anyway
+            graceful.append(("run", self._run_body, None))
+        if self.actor.__signals__:
             self._signals_idle = True
             graceful.append(("signals", self._watch_signals, None))
         self._graceful = len(graceful)
@@ -144,6 +148,7 @@ class Cell:
             else:
                 await self._handle(letter, mailbox, seat)
             del mailbox.in_hand[letter]
+            letter.message = None  # an idle worker keeps its last letter, which should not keep a large message
 
     async def _let_signals_go_first(self, seat: Seat) -> None:
         while self._raised and self._signals_idle:  # the signal task was woken and has not run yet
@@ -188,7 +193,7 @@ class Cell:
             while self._raised and not self.closed:
                 name = next(iter(self._raised))
                 del self._raised[name]
-                await self.actor.signals[name](self.actor, self.context)
+                await self.actor.__signals__[name](self.actor, self.context)
 
     async def _clean_up(self) -> None:
         with ErrorsKept(self._errors):
@@ -202,7 +207,7 @@ class Cell:
     # --- called from any task; none of these waits ---
 
     def require_signal(self, name: str) -> None:
-        if name not in self.actor.signals:
+        if name not in self.actor.__signals__:
             raise NoHandler(self.path, f"signal {name!r}")
 
     def signal(self, name: str) -> None:

@@ -67,8 +67,8 @@ class Supervisor:
     @property
     def stop_limit(self) -> float:
         """Children stop one after the other, those of a pool together."""
-        limits = [slot.child.stop_limit for slot in self._slots.values() if slot.child is not None]
-        return (max(limits, default=0.0) if self._is_pool else sum(limits)) + OVERDUE_MARGIN_SECONDS * (len(limits) + 1)
+        limits = [slot.child.stop_limit + OVERDUE_MARGIN_SECONDS for slot in self._slots.values() if slot.child is not None]
+        return max(limits, default=0.0) if self._is_pool else sum(limits)
 
     # --- life ---
 
@@ -216,7 +216,7 @@ class Supervisor:
         elif isinstance(slot.reason, GaveUp):
             log.error("%s %s", slot.path, describe(slot.reason))
         if slot.phase is Phase.STOPPING or not slot.adopted:
-            slot.phase = Phase.DOWN
+            self._retire(slot)
         else:
             slot.phase = Phase.EXITED
             self._exits.append(slot)

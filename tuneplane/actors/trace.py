@@ -89,6 +89,13 @@ def trace_scope(trace: str) -> Iterator[None]:
         current_point.reset(token)
 
 
+def keep_trace_only() -> None:
+    """Stay in the trace of the letter that led here without keeping its message: for tasks that live long."""
+    point = current_point.get()
+    if point is not None:
+        current_point.set(Origin(point.trace, point.id))
+
+
 About = tuple[str, int, int, str, str]
 """``(path, letter, cause, trace, what)``: a plain tuple, made once per letter and shared by its events."""
 
