@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.support.postgres import Postgres, open_postgres
+from tests.support.postgres import Postgres, database_name, open_postgres
 from tests.support.waiting import eventually
 from tuneplane.bridge import postgres as module
 from tuneplane.bridge.loop import open_bridge
@@ -357,7 +357,7 @@ async def test_leaving_the_pool_is_bounded_with_a_frozen_server() -> None:
 
 async def test_bracket_surrounds_the_commit_alone(blank_database: str, postgres: Postgres) -> None:
     """Before it nothing is durable, after it all is; an error after it means unknown (P-09)."""
-    name = blank_database.split("/")[-1].split("?")[0]
+    name = database_name(blank_database)
     seen: list[str] = []
 
     @contextmanager

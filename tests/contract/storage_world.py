@@ -241,7 +241,7 @@ class World:
 
 
 @asynccontextmanager
-async def _on_postgres(dsn: str) -> AsyncIterator[World]:
+async def on_postgres(dsn: str) -> AsyncIterator[World]:
     async with open_bridge(), open_storage(dsn, size=24) as storage:
         yield World(storage)
 
@@ -250,4 +250,4 @@ async def _on_postgres(dsn: str) -> AsyncIterator[World]:
 def open_world(request: pytest.FixtureRequest) -> OpenWorld:
     """How to open a fresh, empty world of each implementation."""
     dsn: str = request.getfixturevalue("database")
-    return lambda: _on_postgres(dsn)
+    return lambda: on_postgres(dsn)

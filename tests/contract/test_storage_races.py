@@ -19,6 +19,7 @@ from tuneplane.domain.launch_table import AttemptEvent, AttemptState, JobState, 
 N1 = NodeId("n1")
 JOB = JobId("job-a")
 MEMBER = MemberId("job-a-1-0")
+Crowd = Callable[[OpenWorld], Awaitable[None]]
 CARDS = tuple(f"GPU-{number}" for number in range(8))
 
 

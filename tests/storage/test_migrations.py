@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.support.postgres import Postgres
+from tests.support.postgres import Postgres, database_name
 from tuneplane.bridge.loop import open_bridge
 from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.faultpoint import AnswerLost, install_fault_hook
@@ -18,10 +18,6 @@ from tuneplane.storage import SchemaMismatch, migrate, migrations, open_storage
 
 ROOT = Path(__file__).parents[2]
 COUNT = len(migrations.known())
-
-
-def name_of(dsn: str) -> str:
-    return dsn.split("?")[0].rsplit("/", 1)[1]
 
 
 async def ping(dsn: str) -> None:
@@ -61,7 +57,7 @@ async def test_gateway_refuses_an_unmigrated_database(blank_database: str) -> No
 
 
 async def test_changed_text_of_an_applied_migration_refuses(database: str, postgres: Postgres) -> None:
-    postgres.sql("UPDATE schema_migration SET digest = 'sha256:other' WHERE number = 2", name_of(database))
+    postgres.sql("UPDATE schema_migration SET digest = 'sha256:other' WHERE number = 2", database_name(database))
     async with open_bridge():
         with pytest.raises(SchemaMismatch, match="migration 2"):
             await migrate(database)
@@ -70,7 +66,7 @@ async def test_changed_text_of_an_applied_migration_refuses(database: str, postg
 
 
 async def test_newer_schema_than_ours_refuses(database: str, postgres: Postgres) -> None:
-    postgres.sql("INSERT INTO schema_migration (number, name, digest) VALUES (9999, 'later', 'x')", name_of(database))
+    postgres.sql("INSERT INTO schema_migration (number, name, digest) VALUES (9999, 'later', 'x')", database_name(database))
     async with open_bridge():
         with pytest.raises(SchemaMismatch, match="newer"):
             await migrate(database)
@@ -82,7 +78,7 @@ async def test_missing_last_migration_is_applied_alone(blank_database: str, post
     async with open_bridge():
         await migrate(blank_database)
         last = migrations.known()[-1]
-        postgres.sql(f"DELETE FROM schema_migration WHERE number = {last.number}", name_of(blank_database))
+        postgres.sql(f"DELETE FROM schema_migration WHERE number = {last.number}", database_name(blank_database))
         with pytest.raises(StorageUnavailable, match="lacks 1"):
             await ping(blank_database)
 
@@ -95,7 +91,9 @@ async def test_failing_migration_leaves_the_database_as_it_was(
     async with open_bridge():
         with pytest.raises(Exception, match="nowhere"):
             await migrate(blank_database)
-    assert postgres.sql("SELECT count(*) FROM information_schema.tables WHERE table_schema = 'public'", name_of(blank_database)) == "0"
+    assert (
+        postgres.sql("SELECT count(*) FROM information_schema.tables WHERE table_schema = 'public'", database_name(blank_database)) == "0"
+    )
 
 
 async def test_migrate_whose_answer_was_lost_is_unknown_and_then_done(blank_database: str) -> None:

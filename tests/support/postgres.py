@@ -30,6 +30,7 @@ READY_SECONDS = 30.0  # measured 0.2 s; two busy cores may take longer
 # last commits are only in the server's own memory, and a killed one comes back to before them.)
 FAST = {"fsync": "off", "full_page_writes": "off"}
 TEMPLATE = "migrated"
+ROOM = 2 << 30  # bytes free in memory before it is used: a server and its databases take a few hundred megabytes
 
 
 @define(eq=False)
@@ -43,6 +44,10 @@ class Postgres:
     @property
     def dsn(self) -> str:
         return dsn(self.cluster.directory)
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
 
     @property
     def pid(self) -> int:
@@ -110,10 +115,17 @@ class Postgres:
         return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
 
 
+def _fastest() -> str | None:
+    """Memory, where there is room: a database is copied there in 15 ms, on a busy disk in 500."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOM
+    return str(memory) if roomy else None
+
+
 @contextmanager
-def private_directory(prefix: str) -> Iterator[Path]:
+def private_directory(prefix: str, parent: str | None = None) -> Iterator[Path]:
     """A new directory that every account may enter (root's server runs as another one), removed at the end."""
-    place = Path(tempfile.mkdtemp(prefix=prefix))
+    place = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     place.chmod(0o755)
     try:
         yield place
@@ -121,10 +133,14 @@ def private_directory(prefix: str) -> Iterator[Path]:
         shutil.rmtree(place)
 
 
+def database_name(dsn: str) -> str:
+    return dsn.split("?")[0].rsplit("/", 1)[1]
+
+
 @contextmanager
 def open_postgres(settings: Mapping[str, str] | None = None) -> Iterator[Postgres]:
     """A server of one's own below the temporary directory, removed at the end with its files."""
-    with private_directory("tp-pg-") as place:
+    with private_directory("tp-pg-", _fastest()) as place:
         (place / "pg").mkdir(mode=0o700)
         server = Postgres(open_cluster(place / "pg", {**FAST, **(settings or {})}, sync=False))
         server.start()

@@ -218,21 +218,20 @@ async def _transact(pool: Any, unit: Any, bracket: Bracket, options: dict[str, A
     connection = await pool.acquire()
     cut: asyncio.TimerHandle | None = None
     committed = False
+    transaction = connection.transaction(**options)
     try:
-        transaction = connection.transaction(**options)
         await transaction.start()
-        try:
-            result = await unit(connection, *args, **kwargs)
-            with bracket():
-                await _commit(connection, transaction)
-                committed = True
-        except BaseException:
-            cut = _cut_later(connection)
-            if not committed:
-                with suppress(*_GONE):  # the error that ended the unit is the one to tell
-                    await transaction.rollback()
-            raise
+        result = await unit(connection, *args, **kwargs)
+        with bracket():
+            await _commit(connection, transaction)
+            committed = True
         return result
+    except BaseException:
+        cut = _cut_later(connection)
+        if not committed:
+            with suppress(*_GONE):  # the error that ended the unit is the one to tell; nothing may have begun
+                await transaction.rollback()
+        raise
     finally:
         with suppress(*_GONE):  # a connection that cannot be reset has been thrown away
             await pool.release(connection)

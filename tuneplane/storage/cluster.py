@@ -42,6 +42,7 @@ SETTINGS = {
     "log_min_messages": "log",  # statements that fail are our business; the server's own events are logged
     "log_checkpoints": "off",
     "jit": "off",  # our statements are short
+    "dynamic_shared_memory_type": "mmap",  # files of the cluster: a killed server leaves nothing outside its directory
     "max_connections": "100",
 }
 
