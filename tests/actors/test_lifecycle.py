@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -384,3 +386,43 @@ async def test_effect_started_while_the_actor_unwinds_is_refused() -> None:
         ref.kill()
         assert await ref.wait_exit() == Killed()
         assert len(refused) == 1
+
+
+async def test_interrupt_in_a_handler_goes_up_after_everybody_has_cleaned_up() -> None:
+    """What is no Exception (Ctrl-C, say) is nobody's crash: the tree comes down with it."""
+
+    @define
+    class Interrupted(Probe):
+        @handles(Add)
+        async def add(self, message: Add, context: Context) -> int:
+            raise KeyboardInterrupt
+
+    probe = Interrupted()
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with open_system("t", one(only(probe))) as system:
+            await system.find("root/probe").ask(Add(1), ASK_SECONDS)
+    assert caught.group_contains(KeyboardInterrupt)
+    assert probe.journal.lines == ["start probe", "stop probe"]
+    assert probe.journal.refs[0].exit_reason == Killed()
+
+
+async def test_actor_without_mailboxes_and_body_waits_to_be_stopped() -> None:
+    async with open_system("t", one(Actor)) as system:
+        ref = system.find("root/probe")
+        await settle()
+        assert ref.alive
+        ref.stop()
+        assert await ref.wait_exit() == Stopped()
+
+
+async def test_idle_worker_keeps_no_message_alive() -> None:
+    """Ten thousand sessions must not keep their last log chunk each."""
+    probe = Probe()
+    async with open_system("t", one(only(probe))) as system:
+        message = Add(1)
+        ref = weakref.ref(message)
+        await system.find("root/probe").ask(message, ASK_SECONDS)
+        del message
+        await settle()
+        gc.collect()
+        assert ref() is None
