@@ -138,7 +138,7 @@ class Accounts(Base):
         return await self.storage.list_api_tokens(caller.username)
 
     async def revoke_token(self, caller: User, token: TokenId) -> None:
-        """Idempotence ends here: a token that is not the caller's, or already revoked, is NotFound."""
+        """A repeat changes nothing; a token that is not the caller's is NotFound."""
         if not await self.storage.revoke_api_token(caller.username, token, self.clock()):
             raise NotFound("API token", token)
         await self.audit(caller.username, "token.revoke", token)

@@ -64,6 +64,8 @@ class WebApp(QuartTrio):  # type: ignore[misc]  # its stubs are skipped
         except Exception as error:
             response = self.answer_error(error, trace, route)
         response.headers["X-Trace-Id"] = trace
+        if request.http_version.startswith("1") and (response.status_code == 413 or not request.body._complete.is_set()):
+            response.headers["Connection"] = "close"  # answered before the body was in: what follows is no request
         seconds = trio.current_time() - began
         self.site.metrics.answered(route.method, route.path, response.status_code, seconds)
         if route.method not in SAFE:

@@ -31,6 +31,9 @@ log = structlog.get_logger("tuneplane.web.connection")
 MOST_CONNECTIONS = 2000  # a tenth of the descriptors a service usually has; each costs some 100 KiB with TLS
 SEND_SECONDS = 20.0  # a client that takes no byte for so long is gone
 HANDSHAKE_SECONDS = 10.0
+LINGER_SECONDS = 2.0  # for a peer to notice the answer and stop sending its body
+RECEIVE_BYTES = 1 << 16
+FEED_SECONDS = 120.0  # for the protocol to take what was read: longer than a request may take; then nobody will take it
 IDLE_SECONDS = 30.0  # between requests, and for the first one's headers: a slow loris gets no longer
 MOST_HEADER_BYTES = 16 * 1024  # per request: what browsers and proxies send is below half of it
 MOST_PARALLEL = 64  # HTTP/2 streams of one connection
@@ -105,15 +108,53 @@ def _note(error: BaseException) -> None:
 class _Connection(TCPServer):  # type: ignore[misc]  # its stubs are skipped
     """hypercorn's connection with a bounded send and problem documents for malformed HTTP."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._read_over = trio.Event()
+        self._answered = False
+        self._feeding = trio.CancelScope()
+
     async def protocol_send(self, event: Any) -> None:
         """Bytes go out whole or the connection is closed: half a TLS record cannot be taken back."""
-        if not isinstance(event, RawData):
+        if isinstance(event, RawData):
+            async with self.send_lock:
+                if not await self._send_within(event.data):
+                    self.stream.transport_stream.socket.close()
+                    await self.protocol.handle(Closed())
+        elif isinstance(event, Closed) and self._peer_still_sends():
+            self._answered = True
+            self._feeding.cancel()  # it may wait for an application that has already answered
+            self._task_group.spawn(self._close_later)
+        else:
             await super().protocol_send(event)
-            return
-        async with self.send_lock:
-            if not await self._send_within(event.data):
-                self.stream.transport_stream.socket.close()
-                await self.protocol.handle(Closed())
+
+    def _peer_still_sends(self) -> bool:
+        protocol = self.protocol.protocol
+        return isinstance(protocol, H11Protocol) and protocol.connection.their_state in (h11.SEND_BODY, h11.ERROR)
+
+    async def _close_later(self) -> None:
+        """Closing on a peer that still sends would reset the connection, and the answer would be lost with it."""
+        with trio.move_on_after(LINGER_SECONDS):
+            await self._read_over.wait()
+        await super().protocol_send(Closed())
+
+    async def _read_data(self) -> None:
+        """Feed the protocol until the peer is done; once the answer is out, only discard."""
+        while (data := await self._receive()) and not self._answered:
+            with trio.move_on_after(FEED_SECONDS) as self._feeding:
+                await self.protocol.handle(RawData(data))
+            if self._feeding.cancelled_caught and not self._answered:
+                break
+        while data and self._answered:
+            data = await self._receive()
+        self._read_over.set()
+        await self.protocol.handle(Closed())
+
+    async def _receive(self) -> bytes:
+        try:
+            return bytes(await self.stream.receive_some(RECEIVE_BYTES))
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            return b""
 
     async def _send_within(self, data: bytes) -> bool:
         with trio.move_on_after(SEND_SECONDS, shield=True) as scope:
