@@ -122,14 +122,16 @@ async def test_stop_against_commit_in_every_order(open_world: OpenWorld, first: 
             return await world.storage.request_stop(JOB, USER, world.now)
 
         async def commit() -> object:
-            return await world.step(claim, AttemptEvent.ALL_PREPARED)
+            try:
+                return await world.step(claim, AttemptEvent.ALL_PREPARED)
+            except IllegalTransition:  # the look already shows the stop
+                return False
 
         if first == "both":
             await at_once(stop, commit)
         elif first == "stop":
             await stop()
-            with pytest.raises(Exception, match="all-prepared"):  # the look already shows it
-                await commit()
+            assert not await commit()
         else:
             assert await commit()
             await stop()

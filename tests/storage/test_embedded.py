@@ -136,7 +136,7 @@ async def test_second_process_on_a_running_cluster_is_refused_and_harms_nothing(
             parent.terminate()
             parent.wait()
             os.kill(pid, signal.SIGINT)
-            await eventually(lambda: not alive(pid), "the server's end")
+    await eventually(lambda: not alive(pid), "the server's end")
 
 
 async def test_stale_pid_file_naming_a_stranger_kills_nobody(place: Path) -> None:

@@ -24,6 +24,7 @@ import trio
 import triopg
 from attrs import define, field
 
+from .groups import unwrapped
 from .loop import from_trio
 
 P = ParamSpec("P")
@@ -174,15 +175,11 @@ class Pool:
         the LISTEN has just been (re-)established, because what happened before is unknown. Ends with the block.
         """
         listener = Listener(channels=frozenset(channels), dsn=self._dsn)
-        try:
+        with unwrapped():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(listener.keep)
                 yield listener
                 nursery.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            if len(group.exceptions) > 1:
-                raise
-            raise group.exceptions[0] from group.exceptions[0].__cause__
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from pathlib import Path
 import trio
 from attrs import define, field
 
+from tuneplane.bridge.groups import unwrapped
 from tuneplane.domain.faultpoint import fault_point
 
 from .cluster import Cluster, EmbeddedFailed, dsn, open_cluster
@@ -89,15 +90,11 @@ async def open_embedded(
 ) -> AsyncIterator[EmbeddedPostgres]:
     """The server for the length of a block, ready at its start and stopped at its end."""
     server = EmbeddedPostgres(directory, settings=settings or {}, sync=sync)
-    try:
+    with unwrapped():
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run)
             yield server
             nursery.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        if len(group.exceptions) > 1:
-            raise
-        raise group.exceptions[0] from group.exceptions[0].__cause__
 
 
 @contextmanager
