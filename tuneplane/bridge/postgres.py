@@ -72,6 +72,11 @@ class _Repeatable(Exception):
 
 
 _GONE = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+_ROLLED_BACK = (
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.InvalidCachedStatementError,  # a migration changed a table under a prepared statement
+)
 _UNAVAILABLE = (
     OSError,  # refused, reset, timed out (TimeoutError is one), or a fault point's lost answer
     asyncpg.PostgresConnectionError,
@@ -90,7 +95,7 @@ def _translated() -> Iterator[None]:
         yield
     except asyncpg.IntegrityConstraintViolationError as error:
         raise ConstraintViolated(error.constraint_name or "", error.detail or str(error)) from error
-    except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError) as error:
+    except _ROLLED_BACK as error:
         raise _Repeatable(str(error)) from error
     except _UNAVAILABLE as error:
         raise PostgresUnavailable(f"PostgreSQL did not answer: {error or type(error).__name__}") from error

@@ -142,7 +142,7 @@ class Inventory:
 class Cordon:
     """Why no new work comes here. Each owner lifts only its own (L-F4)."""
 
-    owner: str  # "operator", "storage", "journal"
+    owner: str  # "operator", "storage", "journal", "cards"
     reason: str
     since: datetime
 

@@ -133,7 +133,8 @@ class NodeStore(Protocol):
 
     async def list_nodes(self, fleet: FleetId | None, page: Page, now: datetime) -> tuple[list[Node], str | None]: ...
 
-    async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node: ...
+    async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
+        """NotFound. ``active`` lifts the operator's cordon and that of a lost journal; other owners lift their own (L-F4)."""
 
     async def delete_node(self, node: NodeId, force: bool, now: datetime) -> None:
         """Refused(code="node-busy", reasons naming the members left) without ``force`` when active or holding anything."""
@@ -142,7 +143,8 @@ class NodeStore(Protocol):
 class SessionStore(Protocol):
     """What gateways need."""
 
-    async def register_gateway(self, gateway: GatewayId, host: str, port: int, now: datetime, lease_until: datetime) -> None: ...
+    async def register_gateway(self, gateway: GatewayId, host: str, port: int, now: datetime, lease_until: datetime) -> None:
+        """Sessions that an earlier process of the same name left open are closed: their streams died with it."""
 
     async def renew_gateway(self, gateway: GatewayId, lease_until: datetime) -> bool:
         """False when the row is gone (register again)."""
@@ -157,7 +159,8 @@ class SessionStore(Protocol):
         """Raise the Node's session epoch and make this session the live one; the former is fenced (R-SES-02).
 
         A changed journal id, or a sequence lower than last seen, sets a ``journal`` cordon and makes the Node's live
-        members ``unknown`` (P-02).
+        members ``unknown``, with a Stop for each (P-02). Refused ``node-removed``, and ``identity-in-use`` while another
+        machine id or boot id holds a live session of this Node (P-15).
         """
 
     async def close_session(self, node: NodeId, epoch: int, reason: str, now: datetime) -> None: ...
@@ -186,7 +189,8 @@ class SessionStore(Protocol):
 
     async def answer_command(
         self, operation: OperationId, node: NodeId, epoch: int, accepted: bool, code: str, detail: str, now: datetime
-    ) -> None: ...
+    ) -> None:
+        """A refused Prepare or Commit is settled by a Stop, whose tombstone is the evidence (P-02). Raises Fenced."""
 
     async def gateway_of(self, node: NodeId, now: datetime) -> GatewayAddress | None:
         """The gateway that holds the Node's live session."""

@@ -62,13 +62,13 @@ class EmbeddedPostgres:
         """
         with _locked(self.directory):
             cluster = await trio.to_thread.run_sync(lambda: open_cluster(self.directory, self.settings, sync=self.sync))
-            await stop_orphan(cluster)
             await self._supervise(cluster, task_status)
 
     async def _supervise(self, cluster: Cluster, task_status: trio.TaskStatus[None]) -> None:
         pause, tries, announced = PAUSE_FIRST_SECONDS, 0, False
         while True:
             began = trio.current_time()
+            await stop_orphan(cluster)
             async with _serving(self, cluster) as process:
                 if await _ready(cluster, process):
                     self.starts += 1
@@ -188,9 +188,14 @@ def _log_tail(cluster: Cluster) -> str:
 
 
 async def stop_orphan(cluster: Cluster) -> None:
-    """Stop the server that a killed parent left behind, if there is one. Raises EmbeddedFailed when it will not go."""
+    """Stop the server that a killed parent left behind, if there is one. Raises EmbeddedFailed when it will not go.
+
+    A pid file that names a stranger is removed: PostgreSQL would refuse to start over it (in a container, where numbers
+    come again, for ever). Our lock proves that no other owner made it, and the server itself still looks for backends.
+    """
     pid = orphan_pid(cluster)
     if pid is None:
+        (cluster.data / "postmaster.pid").unlink(missing_ok=True)
         return
     log.warning("stopping PostgreSQL %d, which a killed parent left behind in %s", pid, cluster.data)
     await _stop(pid)
