@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 import trio
@@ -62,13 +60,16 @@ async def test_bridge_error_group_of_the_body_keeps_its_own_shape(batched: bool)
 async def test_bridge_cancelled_cancels_the_asyncio_task_once(batched: bool) -> None:
     seen: list[str] = []
 
+    async def clean_up() -> None:
+        await asyncio.sleep(0.01)  # is not interrupted
+        seen.append("clean")
+
     async def wait() -> None:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             seen.append("cancelled")
-            await asyncio.sleep(0.01)  # clean-up is not interrupted
-            seen.append("clean")
+            await clean_up()
             raise
 
     async with open_bridge(batched=batched):
@@ -85,11 +86,13 @@ async def test_stray_exceptions_are_counted_and_logged_at_a_limited_rate(batched
     def fail() -> None:
         raise RuntimeError("nobody's")
 
+    done = trio.Event()
     async with open_bridge(batched=batched) as bridge:
         for _ in range(LOGGED_PER_MINUTE * 3):
             bridge.loop.call_soon(fail)
-        while bridge.stray < LOGGED_PER_MINUTE * 3:
-            await trio.lowlevel.checkpoint()
+        bridge.loop.call_soon(done.set)
+        await done.wait()
+        assert bridge.stray == LOGGED_PER_MINUTE * 3
         assert await from_trio(asyncio.sleep, 0, "alive") == "alive"
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == LOGGED_PER_MINUTE + 1
@@ -97,17 +100,18 @@ async def test_stray_exceptions_are_counted_and_logged_at_a_limited_rate(batched
 
 @both_loops
 async def test_loop_runs_callbacks_in_order_and_later_ones_in_a_later_turn(batched: bool) -> None:
-    order: list[Any] = []
+    order: list[int] = []
+    done = trio.Event()
 
     def first(loop: asyncio.AbstractEventLoop) -> None:
         order.append(1)
         loop.call_soon(order.append, 3)
+        loop.call_soon(done.set)
 
     async with open_bridge(batched=batched) as bridge:
         bridge.loop.call_soon(first, bridge.loop)
         bridge.loop.call_soon(order.append, 2)
-        while len(order) < 3:
-            await trio.lowlevel.checkpoint()
+        await done.wait()
     assert order == [1, 2, 3]
 
 
@@ -200,7 +204,8 @@ async def test_loop_reads_and_writes_sockets(batched: bool) -> None:
 @both_loops
 @pytest.mark.parametrize("depth", [1, 2])
 async def test_bridges_one_after_another_and_nested_stay_apart(batched: bool, depth: int) -> None:
-    async def name(function: Callable[[], Awaitable[str]] | None = None) -> int:
+    async def name() -> int:
+        await asyncio.sleep(0)
         return id(asyncio.get_running_loop())
 
     async with open_bridge(batched=batched) as outer:

@@ -88,7 +88,7 @@ def test_h2_name_that_the_writer_relies_on_is_still_there(name: str) -> None:
     assert hasattr(connection, name)
 
 
-async def test_processor_ignores_events_that_it_does_not_know() -> None:
+def test_processor_ignores_events_that_it_does_not_know() -> None:
     class Novel:
         """An event of a later h2."""
 

@@ -37,7 +37,7 @@ async def open_shaper(port: int, bytes_per_second: float) -> AsyncIterator[int]:
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     listeners[0].socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, BUFFER_BYTES)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, relay, listeners)
+        await nursery.start(trio.serve_listeners, relay, listeners)
         try:
             yield listeners[0].socket.getsockname()[1]
         finally:

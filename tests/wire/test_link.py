@@ -152,8 +152,10 @@ async def test_frames_before_the_end_are_still_received() -> None:
             for number in range(5):
                 seen.link.send_nowait(stop_command(number))
             seen.link.close("closed", "done")
-            while link.closed is None:
-                await trio.lowlevel.checkpoint()
+            ended = trio.Event()
+            link.when_ended = ended.set
+            if link.closed is None:
+                await ended.wait()
             received = [await link.receive() for _ in range(5)]
             assert [frame.operation for frame in received] == [stop_command(number).operation for number in range(5)]
             await link.receive()
@@ -177,6 +179,7 @@ async def test_body_that_returns_leaves_after_its_frames() -> None:
 
 async def test_body_that_fails_raises_its_own_error() -> None:
     async def body(link: NodeLink) -> None:
+        await trio.lowlevel.checkpoint()
         raise KeyError("mine")
 
     async with open_bridge(), open_gateway() as gateway:
@@ -261,6 +264,21 @@ async def test_full_reply_lane_refuses_at_once_and_send_waits_for_room() -> None
             link._call.owner.resume_writing()
             for _ in range(LANES[1].messages + 1):
                 await node.receive()
+
+
+async def test_sink_that_fails_ends_its_session_as_our_fault(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(chunk: LogChunk) -> None:
+        raise RuntimeError("a bug in a sink")
+
+    async with open_bridge(), open_gateway() as gateway:
+
+        async def body(link: NodeLink) -> None:
+            (await gateway.door.wait("node-1")).link.log_sink = fail
+            await link.send(chunk(1))
+            await wait_end(link)
+
+        assert (await gateway.ended("node-1", body)).code == "internal-error"
+    assert "a bug in a sink" in caplog.text
 
 
 async def test_second_receiver_is_refused() -> None:

@@ -75,6 +75,7 @@ def read(port: int, identity: Identity) -> AbstractAsyncContextManager[AsyncIter
 
 async def test_relay_gives_the_pieces_of_the_query_in_order() -> None:
     async def pieces(query: LogQuery) -> AsyncIterator[LogPiece]:
+        await trio.lowlevel.checkpoint()
         assert query == QUERY
         yield LogPiece(offset=3, data=b"hello ", gap=2)
         yield LogPiece(offset=9, data=b"\xff\0")
@@ -90,6 +91,7 @@ async def test_relay_cuts_a_large_piece_and_keeps_its_marks() -> None:
     data = bytes(range(256)) * 1024
 
     async def pieces(query: LogQuery) -> AsyncIterator[LogPiece]:
+        await trio.lowlevel.checkpoint()
         yield LogPiece(offset=0, data=data, gap=5, end=True, error="cut off")
 
     with make_identity() as identity:
@@ -107,6 +109,7 @@ async def test_relay_reader_that_does_not_take_holds_only_its_credit() -> None:
 
     async def pieces(query: LogQuery) -> AsyncIterator[LogPiece]:
         nonlocal produced
+        await trio.lowlevel.checkpoint()
         while True:
             produced += 65536
             yield LogPiece(offset=0, data=bytes(65536))
@@ -124,6 +127,7 @@ async def test_relay_answer_is_left_when_its_reader_goes() -> None:
     left = trio.Event()
 
     async def pieces(query: LogQuery) -> AsyncIterator[LogPiece]:
+        await trio.lowlevel.checkpoint()
         yield LogPiece(offset=0, data=b"x")
         await trio.sleep_forever()
 
@@ -137,6 +141,7 @@ async def test_relay_answer_is_left_when_its_reader_goes() -> None:
 
 async def test_relay_read_that_breaks_off_ends_with_an_error() -> None:
     async def pieces(query: LogQuery) -> AsyncIterator[LogPiece]:
+        await trio.lowlevel.checkpoint()
         yield LogPiece(offset=7, data=b"abc")
         raise OSError("the ring is gone")
 
@@ -151,6 +156,7 @@ async def test_relay_read_that_breaks_off_ends_with_an_error() -> None:
 
 async def test_relay_of_a_gateway_that_leaves_ends_with_an_error() -> None:
     async def pieces(query: LogQuery) -> AsyncIterator[LogPiece]:
+        await trio.lowlevel.checkpoint()
         yield LogPiece(offset=0, data=b"abc")
         await trio.sleep_forever()
 
@@ -191,6 +197,7 @@ async def test_relay_reader_without_the_internal_certificate_gets_nothing() -> N
     """P-23: mutual TLS. In TLS 1.3 the client learns of the refusal with its first read."""
 
     async def pieces(query: LogQuery) -> AsyncIterator[LogPiece]:
+        await trio.lowlevel.checkpoint()
         raise AssertionError("a stranger got in")
         yield
 

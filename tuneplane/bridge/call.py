@@ -71,6 +71,7 @@ class Call:
         self._stream = stream
         self._connection = stream.connection
         self.owner: PeerProtocol = stream.connection.owner
+        self.concluded = trio.Event()  # server side: the trailers are written, or never will be
         self.when_gone: Callable[[], None] | None = None  # told once, when the peer or the connection goes
         self._lanes = [_Lane(limit) for limit in lanes]
         self._rest: memoryview | None = None  # of the message in hand

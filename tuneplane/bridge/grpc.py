@@ -157,8 +157,7 @@ class _Serving:
     async def _close_connections(self) -> None:
         protocols = self._doorkeeper.protocols
         for protocol in protocols:
-            protocol.goaway()
-            protocol.close()
+            _say_farewell(protocol)
         await _wait_closed(protocols)
 
     async def _asyncio_handler(self, stream: Any) -> None:
@@ -178,7 +177,7 @@ class _Serving:
             raise
         finally:
             # one call per connection: close it once the trailers, which grpclib writes next, are in the buffer
-            asyncio.get_running_loop().call_soon(call.owner.close)
+            asyncio.get_running_loop().call_soon(_conclude, call)
         if status is not Status.OK:
             raise GRPCError(status, text)
 
@@ -203,11 +202,24 @@ class _Serving:
         finally:
             self._server.calls.discard(call)
             call.finish()
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_SECONDS):
+                await call.concluded.wait()  # else a server that ends closes the connection before the trailers
 
     def _note_crash(self, call: Call) -> None:
         self._server.crashed += 1
         log.exception("the call of %s ended with an error of ours", call.peer)
         call.finish(Status.INTERNAL, "the call failed")
+
+
+def _conclude(call: Call) -> None:
+    """The asyncio half of a served call has written its trailers."""
+    _say_farewell(call.owner)
+    call.concluded.set()
+
+
+def _say_farewell(protocol: PeerProtocol) -> None:
+    protocol.goaway()
+    protocol.close()
 
 
 def _set_deadline(scope: trio.CancelScope, seconds: float) -> None:

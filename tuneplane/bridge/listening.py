@@ -25,6 +25,7 @@ from .repairs import PeerProtocol
 log = logging.getLogger(__name__)
 
 BACKLOG = 128  # more only makes a descriptor shortage longer
+MOST_DESCRIPTORS = 65_536  # of a server: 10,000 Nodes several times over
 RESERVED_DESCRIPTORS = 64  # database, files and logs of the same process
 HANDSHAKE_SECONDS = 10.0
 TLS_FAREWELL_SECONDS = 1.0  # stock: 30 s, all of them waiting for a dead peer
@@ -43,11 +44,13 @@ class ListenLimits:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft RLIMIT_NOFILE to the hard one. The limit in force."""
+    """Raise the soft RLIMIT_NOFILE of this process as far as the hard one and MOST_DESCRIPTORS allow. The limit in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 @define(eq=False)
@@ -69,13 +72,16 @@ class Connection:
 
 
 class Doorkeeper:
-    """Owns the accepted connections of one server: strangers in order of arrival, and those with a call."""
+    """Owns the accepted connections of one server: strangers in order of arrival, and those with a call.
+
+    Making one raises the process's descriptor limit (:func:`raise_descriptor_limit`).
+    """
 
     def __init__(self, make_protocol: Callable[[], PeerProtocol], context: ssl.SSLContext, limits: ListenLimits) -> None:
         self._make_protocol = make_protocol
         self._context = context
         self._limits = limits
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = raise_descriptor_limit()
         most = max(limit - RESERVED_DESCRIPTORS, limit // 2)
         self.most = min(limits.connections or most, most)
         self.most_strangers = max(1, min(limits.strangers, self.most // 2))

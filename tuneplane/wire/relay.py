@@ -26,6 +26,9 @@ RELAY_PATH = "/tuneplane.v1.GatewayRelay/ReadLog"
 RELAY_NAME = "relay.tuneplane.internal"  # the subject name in the internal certificate
 QUERY_SECONDS = 10.0  # a reader's first frame comes with its call
 CONNECT_SECONDS = 10.0  # a gateway whose row is stale does not answer at all
+# A reader leaves once it has the last piece. Closing before that, credit of its that is still on its way would reset the
+# connection, and the reset throws away the pieces it has not read yet.
+LINGER_SECONDS = 5.0
 REFILL_BYTES = LOG_CREDIT_BYTES // 4
 
 _SETTINGS = CallSettings(path=RELAY_PATH, lanes=(LaneLimit(messages=64, size=1 << 20),))  # pieces, under credit; or credit itself
@@ -73,7 +76,9 @@ async def _answer_one(call: Call, answer: Answer) -> None:
                     await requests.wait_credit(len(part.data))
                     await _send_piece(call, part)
                 if piece.end:
-                    return
+                    break
+        with trio.move_on_after(LINGER_SECONDS):
+            await trio.sleep_forever()  # the reader's leaving cancels this scope
 
 
 @asynccontextmanager

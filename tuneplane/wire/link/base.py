@@ -148,6 +148,11 @@ class Link:
             self._fail("malformed-frame", str(error))
         except RemoteProtocolError as error:
             self._fail(error.code, error.detail)
+        except LinkClosed:
+            pass  # our answer found no room: the session has just been closed, with its reason
+        except Exception:  # synchronous: a sink of ours failed; it must not be mistaken for the peer's fault
+            log.exception("a frame of %s could not be taken in", self.peer)
+            self._fail("internal-error", "this end failed on a frame")
         return len(self._inbox) < INBOX_FRAMES
 
     def end_of_stream(self) -> None:

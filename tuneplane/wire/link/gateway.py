@@ -42,6 +42,7 @@ log = logging.getLogger("tuneplane.wire")
 REFILL_BYTES = LOG_CREDIT_BYTES // 4  # credit goes back in quarters: one small frame per log chunk at most
 GRACE_SECONDS = 2.0  # a session task has this long to notice the end of its link before it is cancelled
 WATCHES_PER_IDLE = 8  # the idle deadline is checked this often within itself: it is late by an eighth at most
+PATIENCE_SHARE = 0.1  # of the idle deadline: what a connection without a call may stay in a flood before it makes room
 BEARER = "Bearer "
 
 
@@ -239,11 +240,11 @@ async def serve_gateway(
     """
     gateway = _Gateway(door, timings)
     settings = CallSettings(path=SESSION_PATH, lanes=LANES, keepalive_seconds=timings.session_idle * KEEPALIVE_SHARE)
+    idle = timings.session_idle
+    limits = ListenLimits(stranger_seconds=idle, patience_seconds=idle * PATIENCE_SHARE)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gateway.watch)
-        server: Server = await nursery.start(
-            _serve, gateway, host, port, tls, settings, ListenLimits(stranger_seconds=timings.session_idle), timings.shutdown_grace
-        )
+        server: Server = await nursery.start(_serve, gateway, host, port, tls, settings, limits, timings.shutdown_grace)
         task_status.started(server.port)
 
 

@@ -32,7 +32,7 @@ from .base import KEEPALIVE_SHARE, LANES, SESSION_PATH, Link, LinkClosed, LinkFu
 from .gateway import BEARER, GRACE_SECONDS, utc_now
 
 DEFAULT_PORT = 8443  # R-SES-08
-GREETING_SECONDS = 20.0  # connecting, TLS, Hello and Welcome together
+GREETING_SHARE = 1.5  # of the idle deadline, for connecting, TLS, Hello and Welcome: the gateway's own limit ends first, with a reason
 _CODES = {0: "closed", 8: "refused", 12: "not-a-gateway", 14: "unavailable"}  # gRPC status of an end without a Goodbye
 
 
@@ -168,8 +168,9 @@ async def run_node_session(
     host, port = split_target(target)
     settings = CallSettings(path=SESSION_PATH, lanes=LANES, keepalive_seconds=timings.session_idle * KEEPALIVE_SHARE)
     metadata = {"authorization": BEARER + credential}
+    greeting_seconds = timings.session_idle * GREETING_SHARE
     try:
-        with trio.CancelScope(deadline=trio.current_time() + GREETING_SECONDS) as greeting:
+        with trio.CancelScope(deadline=trio.current_time() + greeting_seconds) as greeting:
             async with open_call(host=host, port=port, tls=tls, settings=settings, metadata=metadata) as call:
                 link = NodeLink(call, clock)
                 call.attach(link)
@@ -179,7 +180,7 @@ async def run_node_session(
                 if link.closed is not None:  # the body has noticed and returned
                     raise LinkClosed(link.closed.code, link.closed.detail, link.closed.retry_after_seconds)
         if greeting.cancelled_caught:
-            raise SessionEnded("greeting-overdue", f"{target} did not open a session within {GREETING_SECONDS:g} s")
+            raise SessionEnded("greeting-overdue", f"{target} did not open a session within {greeting_seconds:g} s")
     except DialFailed as failed:
         raise SessionEnded(failed.code, failed.detail) from failed
     except LinkClosed as closed:
