@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import ClassVar
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from tuneplane.actors import Actor, ChildSpec, Context, MailboxSpec, Strategy, SupervisorSpec, handles
 from tuneplane.domain.ids import GatewayId
@@ -66,6 +66,58 @@ class Listener(Actor):
         )
 
 
+@frozen(kw_only=True)
+class _Gateway:
+    """What the actors of one gateway share. The factories make a fresh actor for every incarnation."""
+
+    storage: Storage
+    id: GatewayId
+    timings: Timings
+    clock: Clock
+    entropy: Entropy
+    listen: tuple[str, int]
+    tls: ssl.SSLContext
+    relay: tuple[str, int]
+    relay_tls: ssl.SSLContext
+    relay_published_host: str
+    roster: Roster = field(factory=Roster)
+    registration: Registration = field(factory=Registration)
+
+    def make_relay(self) -> Relay:
+        host, port = self.relay
+        published = self.relay_published_host or host
+        return Relay(host=host, port=port, published_host=published, tls=self.relay_tls, roster=self.roster)
+
+    def make_presence(self) -> Presence:
+        return Presence(
+            storage=self.storage,
+            gateway=self.id,
+            timings=self.timings,
+            clock=self.clock,
+            backoff=Backoff(self.entropy),
+            roster=self.roster,
+            registration=self.registration,
+        )
+
+    def make_dispatcher(self) -> Dispatcher:
+        backoff = Backoff(self.entropy)
+        return Dispatcher(storage=self.storage, gateway=self.id, timings=self.timings, backoff=backoff, roster=self.roster)
+
+    def make_listener(self) -> Listener:
+        host, port = self.listen
+        return Listener(
+            storage=self.storage,
+            gateway=self.id,
+            timings=self.timings,
+            clock=self.clock,
+            entropy=self.entropy,
+            roster=self.roster,
+            host=host,
+            port=port,
+            tls=self.tls,
+        )
+
+
 def gateway_root(
     storage: Storage,
     gateway_id: GatewayId,
@@ -84,47 +136,23 @@ def gateway_root(
     ``relay`` is bound on an internal address and published under ``relay_published_host`` (default: the bound host).
     Port 0 binds any free one; ask ``listener`` or ``relay`` with :class:`WhereAreYou`.
     """
-    roster, registration = Roster(), Registration()
-
-    def make_relay() -> Relay:
-        host, port = relay
-        return Relay(host=host, port=port, published_host=relay_published_host or host, tls=relay_tls, roster=roster)
-
-    def make_presence() -> Presence:
-        return Presence(
-            storage=storage,
-            gateway=gateway_id,
-            timings=timings,
-            clock=clock,
-            backoff=Backoff(entropy),
-            roster=roster,
-            registration=registration,
-        )
-
-    def make_dispatcher() -> Dispatcher:
-        return Dispatcher(storage=storage, gateway=gateway_id, timings=timings, backoff=Backoff(entropy), roster=roster)
-
-    def make_listener() -> Listener:
-        host, port = listen
-        return Listener(
-            storage=storage,
-            gateway=gateway_id,
-            timings=timings,
-            clock=clock,
-            entropy=entropy,
-            roster=roster,
-            host=host,
-            port=port,
-            tls=tls,
-        )
-
-    return SupervisorSpec(
-        name="gateway",
-        children=(
-            ChildSpec(name="relay", factory=make_relay),
-            ChildSpec(name="presence", factory=make_presence),
-            SupervisorSpec(name="sessions", strategy=Strategy.POOL),
-            ChildSpec(name="dispatcher", factory=make_dispatcher),
-            ChildSpec(name="listener", factory=make_listener, stop_seconds=timings.shutdown_grace + GOODBYE_SECONDS),
-        ),
+    parts = _Gateway(
+        storage=storage,
+        id=gateway_id,
+        timings=timings,
+        clock=clock,
+        entropy=entropy,
+        listen=listen,
+        tls=tls,
+        relay=relay,
+        relay_tls=relay_tls,
+        relay_published_host=relay_published_host,
     )
+    children = (
+        ChildSpec(name="relay", factory=parts.make_relay),
+        ChildSpec(name="presence", factory=parts.make_presence),
+        SupervisorSpec(name="sessions", strategy=Strategy.POOL),
+        ChildSpec(name="dispatcher", factory=parts.make_dispatcher),
+        ChildSpec(name="listener", factory=parts.make_listener, stop_seconds=timings.shutdown_grace + GOODBYE_SECONDS),
+    )
+    return SupervisorSpec(name="gateway", children=children)
