@@ -118,7 +118,7 @@ def test_spec_that_breaks_a_rule_is_refused_by_field(system: WholeSystem, change
     """R-LCH-07, R-LCH-08."""
     before = len(system.client.list_all("/api/jobs"))
     with pytest.raises(ApiRefused) as refused:
-        system.client.post("/api/jobs", system.spec(["true"], **change))
+        system.client.post("/api/jobs", system.spec(**{"command": ["true"], **change}))
     assert (refused.value.status, refused.value.field) == (422, field)
     assert len(system.client.list_all("/api/jobs")) == before
 

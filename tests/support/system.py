@@ -193,8 +193,9 @@ class WholeSystem:
         return dict(self.client.get(f"/api/jobs/{job}"))
 
     def member(self, job: str) -> dict[str, Any]:
-        """The one member of the latest attempt."""
-        return dict(self.job(job)["attempts"][-1]["members"][0])
+        """The one member of the latest attempt; empty before there is one."""
+        attempts = self.job(job)["attempts"]
+        return dict(attempts[-1]["members"][0]) if attempts else {}
 
     def wait_job(self, job: str, *states: str, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
         """Wait for one of ``states`` (default: any end). A job that ended otherwise fails the wait at once."""
