@@ -91,6 +91,20 @@ async def test_ask_chain_without_a_cycle_is_answered() -> None:
         assert await system.find("root/a").ask(Relay(("b", "c")), SECONDS) == "c"
 
 
+async def test_ask_that_is_over_leaves_no_trace_of_waiting(autojump_clock: MockClock) -> None:
+    """Answered or expired: the other direction is free again."""
+    hold = trio.Event()
+    async with open_system("t", links(a=Link, b=Link, c=lambda: Link(hold))) as system:
+        a, b = system.find("root/a"), system.find("root/b")
+        assert await a.ask(Relay(("b",)), SECONDS) == "b"
+        with pytest.raises(AskExpired):
+            await a.ask(Relay(("c",)), SECONDS - 1)
+        await trio.sleep(SECONDS)
+        assert await b.ask(Relay(("a",)), SECONDS) == "a"
+        assert all(not box.waits_on for ref in (a, b) for box in ref._cell.mailboxes.values())
+        hold.set()
+
+
 @pytest.mark.parametrize("way", [("a",), ("b", "a"), ("b", "c", "a"), ("b", "c", "b")])
 async def test_ask_cycle_is_refused_at_once_and_names_its_way(autojump_clock: MockClock, way: tuple[str, ...]) -> None:
     async with open_system("t", links(a=Link, b=Link, c=Link)) as system:

@@ -176,3 +176,32 @@ async def test_sender_that_never_waits_lets_others_run(nursery: trio.Nursery) ->
         for amount in range(32):
             await ref.tell(Add(amount))
         assert ran.is_set()
+
+
+async def test_worker_with_slow_handlers_lets_others_run_between_letters(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    """A turn is bounded in time too: here each handler takes ten milliseconds without giving way."""
+    seen: list[str] = []
+
+    @define
+    class Hog(Actor):
+        mailboxes = (MailboxSpec("work", 8, "test"),)
+
+        @handles(Add)
+        async def add(self, message: Add, context: Context) -> None:
+            autojump_clock.jump(0.01)
+            seen.append("letter")
+
+    async def other() -> None:
+        for _ in range(4):
+            await trio.lowlevel.checkpoint()
+            seen.append("other")
+
+    async with open_system("t", one(Hog)) as system:
+        ref = system.find("root/probe")
+        await settle()
+        for amount in range(4):
+            ref.tell_nowait(Add(amount))
+        nursery.start_soon(other)
+        await settle()
+    assert seen.index("other") < seen.index("letter") + 3
+    assert seen.count("letter") == 4

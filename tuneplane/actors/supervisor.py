@@ -305,11 +305,8 @@ class Supervisor:
         slot.begin()
         try:
             await self._nursery.start(self._run, slot, name=slot.path)
-        except BaseException:  # cancelled: nobody would know of it
-            self._ask_stop(slot)
-            raise
         finally:
-            if slot.exited.is_set():
+            if not slot.adopted:
                 self._retire(slot)
         if not isinstance(slot.child, Cell) or not slot.adopted:
             raise StartFailed(slot.path, slot.reason or Stopped())
