@@ -303,11 +303,7 @@ class Supervisor:
         slot = self._add(spec)
         slot.adopted = False
         slot.begin()
-        try:
-            await self._nursery.start(self._run, slot, name=slot.path)
-        finally:
-            if not slot.adopted:
-                self._retire(slot)
+        await self._nursery.start(self._run, slot, name=slot.path)  # whoever ends before being ready is retired (_ended)
         if not isinstance(slot.child, Cell) or not slot.adopted:
             raise StartFailed(slot.path, slot.reason or Stopped())
         return slot.child.ref
