@@ -20,7 +20,7 @@ from tuneplane.domain.node_ports import EngineDown, EngineRefused, EngineUnclear
 
 from .capture import Capture
 from .core import NodeCore
-from .effects import EFFECTS, Outcome, do_clean, do_end
+from .effects import EFFECTS, Outcome, do_clean, do_end, give_grace
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +119,10 @@ class MemberDriver:
         if action in (MemberAction.WAIT, MemberAction.END):
             self._start_capture(captures, record.container_id)
         if action is MemberAction.END:
-            again, self._grace_used = self._grace_used, True
-            return await do_end(self.core, record, again=again)
+            if not self._grace_used:
+                await give_grace(self.core, record)
+                self._grace_used = True  # only now: a signal that an absent engine did not take is owed
+            return await do_end(self.core, record)
         if action is MemberAction.CLEAN:
             return await do_clean(self.core, record, lambda container: self._finish_capture(captures, container))
         return await EFFECTS[action](self.core, record)

@@ -7,6 +7,7 @@ sent) goes to the driver, which tries the same action again; what EngineUnclear 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import trio
 from attrs import frozen
@@ -143,11 +144,15 @@ async def do_wait(core: NodeCore, record: NodeMember) -> Outcome:
     return await do_look(core, record)
 
 
-async def do_end(core: NodeCore, record: NodeMember, *, again: bool) -> Outcome:
-    """Signal, grace, SIGKILL, confirm. ``again``: the grace is used up. Unconfirmed, it is found running and comes back."""
-    if not again and await _signal(core, record, record.stop_signal):
+async def give_grace(core: NodeCore, record: NodeMember) -> None:
+    """The job's own signal, and time to heed it. Raises EngineDown or OSError while the signal may not have been sent."""
+    if await _signal(core, record, record.stop_signal):
         with trio.move_on_after(record.stop_grace_seconds):
             await _wait_gone(core, record)
+
+
+async def do_end(core: NodeCore, record: NodeMember) -> Outcome:
+    """SIGKILL what has not ended, confirm. Unconfirmed, it is found running and comes back."""
     found = await core.engine.inspect(record.container_id)
     if found is not None and found.life is Life.RUNNING and await _signal(core, record, "SIGKILL"):
         with trio.move_on_after(KILL_CONFIRM_SECONDS):
@@ -168,10 +173,11 @@ async def _signal(core: NodeCore, record: NodeMember, signal: str) -> bool:
 
 async def _wait_gone(core: NodeCore, record: NodeMember) -> None:
     while True:
-        await core.engine.wait_ended(record.container_id, soon=True)
-        found = await core.engine.inspect(record.container_id)
-        if found is None or found.life is not Life.RUNNING:
-            return
+        with suppress(EngineDown, EngineUnclear):  # an engine that is being restarted does not cut the grace short
+            await core.engine.wait_ended(record.container_id, soon=True)
+            found = await core.engine.inspect(record.container_id)
+            if found is None or found.life is not Life.RUNNING:
+                return
         await trio.sleep(0.05)  # an engine whose wait returns early must not be asked in a tight loop
 
 
