@@ -77,10 +77,11 @@ class TestNode:
 
     async def _until(self, member: MemberId, holds: Callable[[NodeMember | None], bool], seconds: float) -> NodeMember | None:
         with trio.move_on_after(seconds):
-            while not holds(record := self.record(member)):
-                await self.core.outbox.wait_due()
-                self.core.outbox.clear()
-            return record
+            while True:
+                changed = self.core.outbox.changed()
+                if holds(record := self.record(member)):
+                    return record
+                await changed.wait()
         raise AssertionError(f"{member}: not reached within {seconds:g} s; last seen {self.record(member)}")
 
     async def until_phase(self, member: MemberId, phase: NodePhase, seconds: float = WAIT_SECONDS) -> NodeMember:

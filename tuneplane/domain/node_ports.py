@@ -166,8 +166,11 @@ class Engine(Protocol):
     async def list_labelled(self, label: str, value: str) -> list[ContainerState]:
         """All containers with that label, ended ones too (times and exit codes may be missing)."""
 
-    def open_logs(self, container: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Its whole output from the first byte, both streams as they came, followed until it ends; pieces of any size.
+    def open_logs(self, container: str, *, follow: bool) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Its output from the first byte, both streams as they came, in pieces of any size.
+
+        ``follow`` goes on until the container ends, but may break off before the last byte (Podman does). Without it
+        the stream holds all there is.
 
         EngineRefused NO_CONTAINER; EngineUnclear when the stream breaks off.
         """

@@ -38,21 +38,23 @@ class Capture:
                 if await self._follow_once():
                     await self.log.finish()
                     return
-                wait = RETRY_FIRST_SECONDS
+                wait = RETRY_FIRST_SECONDS  # it ended, most likely: copy what following has missed
+                continue
             except (EngineDown, EngineUnclear, OSError):  # an engine restart, or a full disk: what is there stays, go on later
                 pass
             await trio.sleep(wait)
             wait = min(wait * 2, RETRY_MOST_SECONDS)
 
     async def _follow_once(self) -> bool:
-        """Copy until the stream ends. True when that was the end of the container's output."""
+        """Follow a running container until its stream ends; of an ended one copy the rest. True: all of it is there."""
+        state = await self.engine.inspect(self.container)
+        running = state is not None and state.life is Life.RUNNING
         try:
-            async with self.engine.open_logs(self.container) as pieces:
+            async with self.engine.open_logs(self.container, follow=running) as pieces:
                 await self._copy(pieces)
         except EngineRefused:
             return True  # the container is gone, or never wrote a log: there is nothing more to have
-        state = await self.engine.inspect(self.container)
-        return state is None or state.life is not Life.RUNNING
+        return not running
 
     async def _copy(self, pieces: AsyncIterator[bytes]) -> None:
         seam = Seam(self.log.end - self.log.base, await self.log.read_back(VERIFY_BYTES))

@@ -48,6 +48,10 @@ class Outbox:
         while not self._due:
             await self._changed.wait()
 
+    def changed(self) -> trio.Event:
+        """Set at the next report."""
+        return self._changed
+
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()

@@ -202,10 +202,10 @@ class EngineClient:
         return [read_summary(row) for row in response.json()]
 
     @asynccontextmanager
-    async def open_logs(self, container: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def open_logs(self, container: str, *, follow: bool) -> AsyncIterator[AsyncIterator[bytes]]:
         await self._podman()
         doing = f"reading the log of container {container[:12]}"
-        params = {"stdout": "true", "stderr": "true", "follow": "true"}
+        params = {"stdout": "true", "stderr": "true", "follow": "true" if follow else "false"}
         async with self._http.stream(doing, "GET", f"/containers/{container}/logs", params) as body:
             if body.response.status_code != 200:
                 raise refused(doing, body.response.status_code, await body.read_all())
