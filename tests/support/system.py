@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from attrs import define, field
 
@@ -42,6 +42,31 @@ FINAL = frozenset({"succeeded", "failed", "stopped"})
 LABEL = "tuneplane.member"
 
 
+class Running(Protocol):
+    """A started process: what subprocess.Popen offers, as far as it is needed here."""
+
+    pid: int
+    returncode: Any
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+    def send_signal(self, number: signal.Signals) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+Spawn = Callable[[list[str], dict[str, str], Path, Path], Running]
+"""``spawn(command, env, cwd, log)``"""
+
+
+def popen(command: list[str], env: dict[str, str], cwd: Path, log: Path) -> Running:
+    """As an init system starts it."""
+    with log.open("ab") as output:
+        return subprocess.Popen(command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+
 @define(eq=False)
 class Process:
     """One process of ours and how to start it again."""
@@ -50,16 +75,14 @@ class Process:
     command: list[str]
     env: dict[str, str]
     log: Path
-    child: subprocess.Popen[bytes] | None = None
+    spawn: Spawn = popen
+    child: Running | None = None
     log_from: int = 0  # where the present run's log begins
 
     def start(self) -> None:
         assert self.child is None, f"{self.name} runs already"
         self.log_from = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab") as output:
-            self.child = subprocess.Popen(
-                self.command, env=self.env, cwd=self.log.parent, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+        self.child = self.spawn(self.command, self.env, self.log.parent, self.log)
 
     def end(self, number: signal.Signals) -> int:
         """Send ``number`` and wait; the exit status."""
@@ -70,7 +93,7 @@ class Process:
             return child.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             child.kill()
-            child.wait()
+            child.wait(END_SECONDS)
             raise AssertionError(f"{self.name} did not end {END_SECONDS:g} s after {number.name}: {self.tail()}") from None
 
     def is_up(self) -> tuple[bool | None, str]:
@@ -123,6 +146,7 @@ class WholeSystem:
     settings: dict[str, str]
     node_settings: dict[str, str]
     console_url: str
+    spawn: Spawn = popen
     processes: dict[str, Process] = field(factory=dict)
     client: ApiClient = field(init=False)
     node_id: str = field(init=False, default="")
@@ -132,7 +156,7 @@ class WholeSystem:
     def add(self, name: str, command: list[str], env: Mapping[str, str]) -> Process:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("TUNEPLANE_")}
         program = str(Path(sys.executable).with_name(command[0]))
-        process = Process(name, [program, *command[1:]], {**clean, **env}, self.directory / f"{name}.log")
+        process = Process(name, [program, *command[1:]], {**clean, **env}, self.directory / f"{name}.log", self.spawn)
         self.processes[name] = process
         return process
 
@@ -286,11 +310,11 @@ class WholeSystem:
 
 
 @contextmanager
-def open_system_of_processes(*, factor: str = FACTOR, node: bool = True) -> Iterator[WholeSystem]:
+def open_system_of_processes(*, factor: str = FACTOR, node: bool = True, spawn: Spawn = popen) -> Iterator[WholeSystem]:
     """Everything up, the first administrator signed in, Fleet ``lab`` with one ready Node (unless ``node`` is False)."""
     with ExitStack() as stack:
         directory = stack.enter_context(private_directory("tp-e2e-"))
-        system = _compose(stack, directory, factor)
+        system = _compose(stack, directory, factor, spawn)
         stack.callback(_end_all, system)
         system.start("api", "gateway", "worker")
         admin = json.loads((directory / "data" / "admin.json").read_text())
@@ -305,7 +329,7 @@ def open_system_of_processes(*, factor: str = FACTOR, node: bool = True) -> Iter
         yield system
 
 
-def _compose(stack: ExitStack, directory: Path, factor: str) -> WholeSystem:
+def _compose(stack: ExitStack, directory: Path, factor: str, spawn: Spawn) -> WholeSystem:
     postgres = stack.enter_context(open_postgres())
     registry = stack.enter_context(open_registry(directory))
     podman = stack.enter_context(open_podman(Path(tempfile.gettempdir())))
@@ -345,6 +369,7 @@ def _compose(stack: ExitStack, directory: Path, factor: str) -> WholeSystem:
         settings=settings,
         node_settings=node_settings,
         console_url=f"https://127.0.0.1:{console}",
+        spawn=spawn,
     )
     _migrate(system)
     for name in ("api", "gateway", "worker"):

@@ -21,6 +21,7 @@ from tuneplane.storage import migrate, open_storage
 from tuneplane.storage.cluster import dsn as embedded_dsn
 
 from .data_dir import StartRefused, lock_data_dir, open_data_dir, utc_now
+from .faults import install_fault_hook_from
 from .logs import install_logging
 from .settings import ControlSettings
 from .up import POSTGRES_DIR, open_database
@@ -64,6 +65,7 @@ async def _open_accounts(dsn: str) -> AsyncIterator[Accounts]:
 def _run(settings: ControlSettings, data_dir: Path, work: Callable[[str], Awaitable[None]]) -> None:
     """Run ``work`` on the settings' database, on that of the ``up`` that runs on ``data_dir``, or on its stopped one."""
     install_logging("admin")
+    install_fault_hook_from(os.environ)
     settings = evolve(settings, data_dir=data_dir.absolute())
     if settings.database_url is not None:
         trio.run(_work_on, settings.database_url, work)

@@ -6,6 +6,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, a wrong setting, or refused. Works
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +28,7 @@ from tuneplane.nodeside.identity import load_identity
 from tuneplane.nodeside.join import JoinOrder, join_fleet
 from tuneplane.nodeside.locks import hold_state_dir
 
+from .faults import install_fault_hook_from
 from .process import Stopping, run_process, run_system
 from .settings import NodeSettings, WrongSetting, read_node_settings
 
@@ -95,6 +97,7 @@ def join(server: str, fleet: str | None, token: str | None, address: str | None,
             trust_pem=trust.read_text(encoding="utf-8") if trust is not None else None,
             force=force,
         )
+        install_fault_hook_from(os.environ)
         trio.run(_join, order, node_config(settings))
 
     guarded(run)
