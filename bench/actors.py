@@ -6,10 +6,11 @@ mailbox, both move one small frozen message, and on both the receiver does nothi
 mailbox is full, as ``send`` does; ``tell_nowait`` never waits, as Pykka's ``tell`` never does.
 
 Each measure is taken by the wall clock and by the CPU time of the process. Ratios to the channel use CPU time: both
-sides are one thread, and other load on the machine cancels out. Pykka runs two threads that must hand the interpreter
-to each other, which costs it time rather than CPU; so ratios to Pykka are given by both, and the budget is on letters
-per second of the wall clock on an otherwise quiet machine. Its mailbox has no bound and its tell never waits: in a
-burst that one thread writes before the other reads, nothing holds it back (``burst``).
+sides are one thread, and other load on the machine cancels out. Ratios to Pykka are given by both, and the budget is on
+letters per second of the wall clock. Pykka runs two threads: with a core for each they fight for the interpreter and it
+is slow, on one core (also when the rest of the machine is busy) they do not and it is fast, and in a burst that one
+thread writes before the other reads nothing holds it back (``burst``). So that ratio has two values; docs/actors.md
+says which and why.
 """
 
 from __future__ import annotations
