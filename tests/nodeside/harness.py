@@ -20,7 +20,7 @@ from tuneplane.domain.node_ports import Engine, Machine
 from tuneplane.domain.plan import MemberPlan, plan_bytes, plan_digest
 from tuneplane.domain.timings import Timings
 from tuneplane.nodeside.core import NodeCore
-from tuneplane.nodeside.driver import MemberDriver, Poke
+from tuneplane.nodeside.driver import MemberDriver
 from tuneplane.nodeside.engine import EngineClient, open_engine
 from tuneplane.nodeside.journal import open_journal
 from tuneplane.nodeside.logs import LogStore, read_log
@@ -40,12 +40,12 @@ class NurseryDrivers:
     nursery: trio.Nursery
     running: dict[MemberId, MemberDriver] = field(factory=dict)
 
-    async def wake(self, member: MemberId, poke: Poke) -> None:
+    async def wake(self, member: MemberId) -> None:
         driver = self.running.get(member)
         if driver is None:
             driver = self.running[member] = MemberDriver(self.core, member)
             self.nursery.start_soon(self._drive, driver)
-        driver.poke(poke)
+        driver.poke()
 
     async def _drive(self, driver: MemberDriver) -> None:
         await driver.drive()

@@ -163,6 +163,8 @@ async def test_same_operation_twice_is_answered_alike_and_done_once(tmp_path: Pa
         await node.until_clean(plan.member)
         third = [await node.send(commit(plan)), await node.send(commit(plan, operation="commit-again"))]
         assert all(answer.accepted for answer in first + second + third)
+        record = node.record(plan.member)
+        assert (root / "starts").exists(), record
     assert (root / "starts").read_text() == "x\n"
 
 

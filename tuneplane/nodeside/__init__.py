@@ -7,7 +7,7 @@ Long-lived tasks, all in the tree of :func:`.daemon.node_root`:
 
 | task | owner | queues |
 |---|---|---|
-| one driver per member that has something left to do, and one log capture while it runs | pool ``members`` | ``pokes`` 8 |
+| one driver per member that has something left to do, and one log capture while it runs | pool ``members`` | none; a coalesced signal |
 | the steward: journals and answers commands | ``node`` | ``stops`` 256, ``commands`` 256 |
 | the inventory's look, every ``inventory_confirm`` seconds | ``node`` | none; the newest survey on the board |
 | the session: dial, receive, report, resend, confirm inventory, at most 64 log reads | ``node`` | ``answers`` 512, the link's lanes |

@@ -1,8 +1,8 @@
 """One driver per member: it holds the member's effect lock, by being the only task that acts for it (P-01).
 
 Level-triggered: what it does next follows from the journal record. Commands are journalled by others at once, without
-waiting for it; they then poke it with the new revision and the table's action. An action is only begun while the record
-has the revision that the action was derived from, so a stop journalled meanwhile is met before the next effect.
+waiting for it; a poke then makes it look. An action is only begun while the record has the revision that the action was
+derived from, so a stop journalled meanwhile is met before the next effect.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import sqlite3
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from tuneplane.domain.ids import MemberId
 from tuneplane.domain.member_table import ENDED, RESUME, MemberAction, MemberEvent, NodePhase
@@ -33,30 +33,26 @@ YIELDING = frozenset({MemberAction.PREPARE, MemberAction.AWAIT, MemberAction.WAI
 TROUBLE = (EngineDown, EngineUnclear, EngineRefused, OSError, sqlite3.Error)
 
 
-@frozen
-class Poke:
-    """A command moved the member to ``revision``; the table says to do ``action``."""
-
-    revision: int
-    action: MemberAction
-
-
 @define(eq=False)
 class MemberDriver:
     """Drives one member from any journalled state to its end. ``drive`` returns when nothing is left to do for now."""
 
     core: NodeCore
     member: MemberId
-    _poke: Poke | None = None
     _poked: trio.Event = field(factory=trio.Event)
     _captured: trio.Event | None = None
     _grace_used: bool = False
     _wait_seconds: float = RETRY_FIRST_SECONDS
 
-    def poke(self, poke: Poke) -> None:
-        """A command was journalled. Never blocks; interrupts what yields."""
-        self._poke = poke
+    def poke(self) -> None:
+        """A command was journalled: look at the record again. Never blocks; interrupts what yields."""
         self._poked.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether the journal has nothing left for a driver to do."""
+        record = self.core.journal.member(self.member)
+        return record is None or self._idle(record, MemberAction.KEEP)
 
     async def drive(self) -> None:
         """Until the record is gone, or ended and clean. Cancelled at any point, another driver can take over."""
@@ -66,28 +62,20 @@ class MemberDriver:
 
     async def _drive(self, captures: trio.Nursery) -> None:
         record = self.core.journal.member(self.member)
-        action = MemberAction.KEEP
-        basis = -1
+        if record is not None:
+            self.core.journal.take_fresh(record)  # a driver that begins knows nothing of what another one has done
+        action, basis = MemberAction.KEEP, -1
         while record is not None:
-            if record.revision != basis or action is MemberAction.KEEP or self._poked_away(record, action):
-                action, basis = self._choose(record), record.revision
+            if record.revision != basis or action is MemberAction.KEEP:
+                action, basis = self.core.journal.take_fresh(record) or RESUME[record.phase], record.revision
             if self._idle(record, action):
                 return
             outcome = await self._attempt(captures, action, record)
             if outcome is not None:
                 action, basis = await self._journal(outcome, action, record)
+            if self._poked.is_set():
+                self._poked = trio.Event()
             record = self.core.journal.member(self.member)
-
-    def _poked_away(self, record: NodeMember, action: MemberAction) -> bool:
-        """A command moved the member to this revision, or one was repeated: then only what yields begins anew (a START
-        that is due must not become a look, which could only find it lost)."""
-        return self._poke is not None and (action in YIELDING or self._poke.revision == record.revision)
-
-    def _choose(self, record: NodeMember) -> MemberAction:
-        """The action of a command that moved it to this very revision, else what a restart would do."""
-        poke, self._poke = self._poke, None
-        self._poked = trio.Event()
-        return poke.action if poke is not None and poke.revision == record.revision else RESUME[record.phase]
 
     def _idle(self, record: NodeMember, action: MemberAction) -> bool:
         return record.phase in ENDED and record.cleaned and record.phase is not NodePhase.FORGOTTEN and action is not MemberAction.FORGET

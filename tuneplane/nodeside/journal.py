@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import trio
 from attrs import define, field, frozen
 
 from tuneplane.domain import codec
@@ -30,6 +31,7 @@ from tuneplane.domain.node_ports import Runner
 
 T = TypeVar("T")
 SCHEMA_VERSION = 1
+CLOSE_SECONDS = 5.0  # a last checkpoint of the WAL; without it the next start does it
 BUSY_MILLISECONDS = 5000  # a reader that checkpoints may hold the file for a moment
 FILE_NAME = "journal.sqlite3"
 
@@ -81,6 +83,7 @@ class _Change:
     statement: str
     values: tuple[object, ...] = ()
     record: NodeMember | None = None
+    action: MemberAction | None = None  # of a command
     dropped: MemberId | None = None
     epoch: int | None = None
 
@@ -95,6 +98,7 @@ class Journal:
     _sequence: int = 0
     _session_epoch: int = 0
     _records: dict[MemberId, NodeMember] = field(factory=dict)
+    _fresh: dict[MemberId, tuple[int, MemberAction]] = field(factory=dict)
     _staged: list[_Change] = field(factory=list)
 
     @property
@@ -129,6 +133,18 @@ class Journal:
         record = self._records.get(member)
         if record is not None and acknowledged(record, revision) != record:
             await self._write(lambda: self._do_acknowledge(member, revision))
+
+    def take_fresh(self, record: NodeMember) -> MemberAction | None:
+        """The action of the command that moved the member to this very revision in this process; given out once.
+
+        None: do what a restart would do. Kept here, next to the record, because a driver may see the record change
+        before anybody could have told it why.
+        """
+        revision, action = self._fresh.get(record.member, (-1, MemberAction.KEEP))
+        if revision > record.revision:
+            return None  # of a revision that the caller has not seen yet
+        self._fresh.pop(record.member, None)
+        return action if revision == record.revision else None
 
     async def plan(self, member: MemberId) -> bytes:
         """The plan bytes as they came; b"" when there are none."""
@@ -167,9 +183,12 @@ class Journal:
         self._sequence += 1
         for change in self._staged:
             if change.record is not None:
+                if change.action is not None:  # first: whoever sees the record finds its action
+                    self._fresh[change.record.member] = (change.record.revision, change.action)
                 self._records[change.record.member] = change.record
             if change.dropped is not None:
                 self._records.pop(change.dropped, None)
+                self._fresh.pop(change.dropped, None)
             if change.epoch is not None:
                 self._session_epoch = change.epoch
 
@@ -196,7 +215,8 @@ class Journal:
             values = (command.operation, command.member, answer)
             self._staged.append(_Change("answer", "INSERT INTO operation VALUES (?, ?, ?)", values))
         if decision.record is not None and decision.record != self._records.get(command.member):
-            self._store(decision.record.phase.value, decision.record, command.plan if command.kind is CommandKind.PREPARE else None)
+            plan = command.plan if command.kind is CommandKind.PREPARE else None
+            self._store(decision.record.phase.value, decision.record, plan, decision.action)
 
     def _do_advance(self, member: MemberId, event: MemberEvent, facts: Facts, place: Place) -> tuple[NodeMember, MemberAction]:
         record = self._records[member]
@@ -205,21 +225,21 @@ class Journal:
             self._staged.append(_Change("gone", "DELETE FROM operation WHERE member = ?", (member,)))
             self._staged.append(_Change("gone", "DELETE FROM member WHERE member = ?", (member,), dropped=member))
         elif changed != record:
-            self._store("cleaned" if changed.cleaned and not record.cleaned else changed.phase.value, changed, None)
+            self._store("cleaned" if changed.cleaned and not record.cleaned else changed.phase.value, changed)
         return changed, action
 
     def _do_acknowledge(self, member: MemberId, revision: int) -> None:
         record = self._records.get(member)
         if record is not None:
-            self._store("acknowledged", acknowledged(record, revision), None)
+            self._store("acknowledged", acknowledged(record, revision))
 
-    def _store(self, what: str, record: NodeMember, plan: bytes | None) -> None:
+    def _store(self, what: str, record: NodeMember, plan: bytes | None = None, action: MemberAction | None = None) -> None:
         data = json.dumps(codec.encode(record))
         statement = (
             "INSERT INTO member VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (member) DO UPDATE SET phase = ?2, revision = ?3, record = ?4"
         )
         values = (record.member, record.phase.value, record.revision, data, plan or b"")
-        self._staged.append(_Change(what, statement, values, record=record))
+        self._staged.append(_Change(what, statement, values, record=record, action=action))
 
     def _read_plan(self, member: MemberId) -> bytes:
         row = self._database.execute("SELECT plan FROM member WHERE member = ?", (member,)).fetchone()
@@ -238,7 +258,8 @@ async def open_journal(state_dir: Path, run: Runner) -> AsyncIterator[Journal]:
     try:
         yield journal
     finally:
-        await run(journal._database.close)
+        with trio.move_on_after(CLOSE_SECONDS, shield=True):
+            await run(journal._database.close)
 
 
 def _open(path: Path, run: Runner) -> Journal:

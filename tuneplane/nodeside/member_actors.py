@@ -14,7 +14,6 @@ from tuneplane.actors import (
     ActorGone,
     ChildSpec,
     Context,
-    MailboxFull,
     MailboxSpec,
     NameTaken,
     Pool,
@@ -27,10 +26,9 @@ from tuneplane.actors import (
 )
 from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
 from tuneplane.domain.ids import MemberId
-from tuneplane.domain.member_table import MemberAction
 
 from .core import NodeCore
-from .driver import MemberDriver, Poke
+from .driver import MemberDriver
 from .members import Members
 
 log = logging.getLogger(__name__)
@@ -73,9 +71,7 @@ class MemberActor(Actor):
     (L-C21).
     """
 
-    mailboxes: ClassVar[tuple[MailboxSpec, ...]] = (
-        MailboxSpec("pokes", 8, "a member has at most five commands in its life, and the newest one counts"),
-    )
+    mailboxes: ClassVar[tuple[MailboxSpec, ...]] = ()
     core: NodeCore
     member: MemberId
     driver: MemberDriver = field(init=False)
@@ -85,15 +81,12 @@ class MemberActor(Actor):
 
     async def run(self, context: Context) -> None:
         with context.until_stopping():
-            await self.driver.drive()
+            while not self.driver.done:
+                await self.driver.drive()
 
-    @handles(Poke, mailbox="pokes")
-    async def poked(self, poke: Poke, context: Context) -> None:
-        self.driver.poke(poke)
-
-    @on_signal("look")
-    async def look(self, context: Context) -> None:
-        self.driver.poke(Poke(-1, MemberAction.KEEP))
+    @on_signal("changed")
+    async def changed(self, context: Context) -> None:
+        self.driver.poke()
 
 
 @define(eq=False)
@@ -104,30 +97,21 @@ class PoolDrivers:
     system: System
     pool: Pool
 
-    async def wake(self, member: MemberId, poke: Poke) -> None:
+    async def wake(self, member: MemberId) -> None:
         """At once, or after the member's last actor has left its name. The journal has the command either way."""
         for _ in range(WAKE_TRIES):
             ref = self.system.ref(f"{self.pool.path}/{member}")
-            if ref is not None and self._poke(ref, poke):
+            if ref is not None and ref.alive:
+                ref.signal("changed")
                 return
             try:
-                started = await self.pool.start_child(
+                await self.pool.start_child(
                     ChildSpec(name=member, factory=lambda: MemberActor(self.core, member), restart=Restart.TRANSIENT)
                 )
             except NameTaken:  # it is leaving, or waits for its restart and will read the journal then
                 await trio.sleep(NAME_SECONDS)
                 continue
-            self._poke(started, poke)
             return
-
-    def _poke(self, ref: Ref, poke: Poke) -> bool:
-        try:
-            ref.tell_nowait(poke)
-        except MailboxFull:
-            ref.signal("look")
-        except ActorGone:
-            return False
-        return True
 
 
 @define(eq=False)

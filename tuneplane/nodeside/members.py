@@ -18,14 +18,13 @@ from tuneplane.domain.node_member import LABEL_MEMBER, LABEL_NODE
 from tuneplane.domain.node_ports import Life
 
 from .core import NodeCore
-from .driver import Poke
 
 
 class Drivers(Protocol):
     """Where drivers run: a pool of actors in the daemon, a nursery in a test."""
 
-    async def wake(self, member: MemberId, poke: Poke) -> None:
-        """Give ``poke`` to the member's driver; start one when none runs."""
+    async def wake(self, member: MemberId) -> None:
+        """Poke the member's driver; start one when none runs."""
 
 
 @define(eq=False)
@@ -59,7 +58,7 @@ class Members:
         elif accepted.record is not None:
             core.outbox.report(command.member)
             if accepted.action is not MemberAction.KEEP:
-                await self.drivers.wake(command.member, Poke(accepted.record.revision, accepted.action))
+                await self.drivers.wake(command.member)
         return accepted.answer
 
     async def _look_again(self, member: MemberId) -> None:
@@ -69,7 +68,7 @@ class Members:
             return
         self.core.outbox.report(member)
         if record.phase not in ENDED or not record.cleaned or record.phase is NodePhase.FORGOTTEN:
-            await self.drivers.wake(member, Poke(-1, MemberAction.KEEP))
+            await self.drivers.wake(member)
 
 
 async def find_strangers(core: NodeCore) -> tuple[str, ...]:
