@@ -17,6 +17,7 @@ from tuneplane.domain.node_ports import Engine, EngineDown, EngineRefused, Engin
 from .logs import MemberLog
 
 VERIFY_BYTES = 4096  # compared at the seam; equal by chance only in a log that repeats itself, where it matters little
+SETTLE_SECONDS = 1.0  # for a stream to end after its container; it takes milliseconds, and what is cut is read again
 RETRY_FIRST_SECONDS = 0.1
 RETRY_MOST_SECONDS = 5.0  # an engine being restarted is back within this, and nobody waits for log bytes meanwhile
 ROTATED = b"\n[tuneplane: output was lost here: the container runtime rotated its log away]\n"
@@ -29,6 +30,8 @@ class Capture:
     engine: Engine
     container: str
     log: MemberLog
+    _following: trio.CancelScope | None = field(default=None, init=False)
+    _ended: bool = field(default=False, init=False)
 
     async def run(self) -> None:
         """Follow until the container has ended (or is gone) and its log is complete."""
@@ -48,13 +51,22 @@ class Capture:
     async def _follow_once(self) -> bool:
         """Follow a running container until its stream ends; of an ended one copy the rest. True: all of it is there."""
         state = await self.engine.inspect(self.container)
-        running = state is not None and state.life is Life.RUNNING
+        running = state is not None and state.life is Life.RUNNING and not self._ended
         try:
-            async with self.engine.open_logs(self.container, follow=running) as pieces:
-                await self._copy(pieces)
+            with trio.CancelScope() as scope:
+                self._following = scope if running else None
+                async with self.engine.open_logs(self.container, follow=running) as pieces:
+                    await self._copy(pieces)
         except EngineRefused:
             return True  # the container is gone, or never wrote a log: there is nothing more to have
         return not running
+
+    def note_ended(self) -> None:
+        """The container has ended. Podman may miss that while it begins to follow, and then follows for ever: a stream that
+        does not end soon is left, and the rest is copied."""
+        self._ended = True
+        if self._following is not None:
+            self._following.deadline = trio.current_time() + SETTLE_SECONDS
 
     async def _copy(self, pieces: AsyncIterator[bytes]) -> None:
         seam = Seam(self.log.end - self.log.base, await self.log.read_back(VERIFY_BYTES))

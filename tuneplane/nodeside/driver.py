@@ -41,6 +41,7 @@ class MemberDriver:
     member: MemberId
     _poked: trio.Event = field(factory=trio.Event)
     _captured: trio.Event | None = None
+    _capture: Capture | None = None
     _grace_used: bool = False
     _wait_seconds: float = RETRY_FIRST_SECONDS
 
@@ -148,11 +149,14 @@ class MemberDriver:
         return self._captured
 
     async def _run_capture(self, container: str, done: trio.Event) -> None:
-        await Capture(self.core.engine, container, await self.core.logs.log(self.member)).run()
+        self._capture = Capture(self.core.engine, container, await self.core.logs.log(self.member))
+        await self._capture.run()
         done.set()
 
     async def _finish_capture(self, captures: trio.Nursery, container: str) -> None:
         done = self._start_capture(captures, container)
+        if self._capture is not None:
+            self._capture.note_ended()
         with trio.move_on_after(CAPTURE_SECONDS) as scope:
             await done.wait()
         if scope.cancelled_caught:
