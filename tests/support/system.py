@@ -100,7 +100,10 @@ class Process:
         """Up is what its own log says; a process that ended says so at once."""
         if self.child is not None and self.child.poll() is not None:
             raise AssertionError(f"{self.name} ended with status {self.child.returncode}: {self.tail()}")
-        return (True if b'"event": "up"' in self._this_run() else None), self.tail()
+        return (True if self.says_up() else None), self.tail()
+
+    def says_up(self) -> bool:
+        return b'"event": "up"' in self._this_run()
 
     def events(self) -> list[dict[str, Any]]:
         """The JSON log lines of the present run."""

@@ -1,0 +1,275 @@
+"""One long-lived real system, and the means to strike any of its processes at a named point and to see it heal."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from attrs import define, field, frozen
+
+from tests.support.evidence import Witness, assert_ran_at_most_once
+from tests.support.system import FINAL, FLEET, START_SECONDS, Process, WholeSystem, open_system_of_processes, wait_for
+from tests.support.zygote import open_zygote
+from tuneplane.app.client import ApiRefused, ClientError
+
+T = TypeVar("T")
+
+SERVICES = ("api", "gateway", "worker", "node")
+HEAL_SECONDS = 30.0  # the slowest way round is a lease and a reconnect: two seconds; two busy cores may take far longer
+END_SECONDS = 30.0
+
+
+@frozen
+class Strike:
+    """One case: the fault of one point in the one process that owns it."""
+
+    point: str
+    moment: str
+    process: str
+    nth: int = 1
+    lost: bool = False  # whether the launch must end as ``lost``: the point lies between an intent and its only effect
+
+    @property
+    def line(self) -> str:
+        return f"{self.point}:{self.moment}:{self.nth}"
+
+    def __str__(self) -> str:
+        return f"{self.point}-{self.moment}" + (f"-{self.nth}" if self.nth > 1 else "")
+
+
+@define(eq=False)
+class Rig:
+    """The system under test. ``down`` names processes that are left dead on purpose for a while."""
+
+    system: WholeSystem
+    down: set[str] = field(factory=set)
+    _numbers: int = 0
+
+    # ---------------------------------------------------------------- faults
+
+    def plan(self, process: str) -> Path:
+        """The plan file of a process; all daemons of Nodes share one."""
+        return self.system.directory / "plans" / process
+
+    def environment(self, process: str) -> dict[str, str]:
+        return {"TUNEPLANE_FAULT_TESTING": "1", "TUNEPLANE_FAULT_PLAN": str(self.plan(process))}
+
+    def arm(self, process: str, *lines: str) -> None:
+        """Arm a running process, or one about to start."""
+        plan = self.plan(process)
+        plan.with_name(plan.name + ".struck").unlink(missing_ok=True)
+        partial = plan.with_name(plan.name + ".new")
+        partial.write_text("".join(f"{line}\n" for line in lines))
+        os.replace(partial, plan)
+
+    def strike(self, strike: Strike) -> None:
+        self.arm(strike.process, strike.line)
+
+    def struck(self, process: str) -> list[str]:
+        path = self.plan(process).with_name(process + ".struck")
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait_struck(self, strike: Strike) -> None:
+        """Wait until the point was reached (and, for a kill, the process is dead or was revived)."""
+
+        def look() -> tuple[bool | None, object]:
+            seen = self.struck(strike.process)
+            return (True if strike.line in seen else None), seen
+
+        self.wait(f"{strike.line} to strike {strike.process}", look)
+
+    # ---------------------------------------------------------------- processes
+
+    def revive(self) -> None:
+        """As an init system: start again what a fault has ended. Any other end is a failure of ours."""
+        for name, process in self.system.processes.items():
+            if process.child is None or name in self.down or process.child.poll() is None:
+                continue
+            status = process.child.returncode
+            process.child = None
+            struck = self.struck(self._plan_of(process))
+            assert struck, f"{name} ended by itself with status {status}: {process.tail()}"
+            process.start()
+
+    def run_until_done(self, process: Process) -> None:
+        """Run a command again as long as a fault ends it; then it must succeed."""
+        while True:
+            process.start()
+            assert process.child is not None
+            status = process.child.wait(START_SECONDS)
+            process.child = None
+            if status == 0:
+                return
+            struck, self_named = self.struck(self._plan_of(process)), process.name
+            assert struck, f"{self_named}: status {status}: {process.tail()}"
+            self.arm(self._plan_of(process))
+
+    def bring_up(self, *names: str) -> None:
+        """Start, through whatever faults strike meanwhile, until all say that they are up."""
+        for name in names:
+            self.down.discard(name)
+            self.system.processes[name].start()
+        for name in names:
+            process = self.system.processes[name]
+            self.wait(f"{name} to be up", lambda process=process: (process.says_up() or None, process.tail()), START_SECONDS)  # type: ignore[misc]
+
+    def take_down(self, *names: str) -> None:
+        """SIGTERM; a fault on the way may kill it instead."""
+        for name in names:
+            child = self.system.processes[name].child
+            assert child is not None
+            self.down.add(name)
+            child.send_signal(signal.SIGTERM)
+            child.wait(END_SECONDS)
+            self.system.processes[name].child = None
+
+    def kill(self, *names: str) -> None:
+        for name in names:
+            self.down.add(name)
+            if self.system.processes[name].child is not None:
+                self.system.kill(name)
+
+    def wait(self, what: str, look: Callable[[], tuple[T | None, object]], seconds: float = HEAL_SECONDS) -> T:
+        """As wait_for, reviving meanwhile."""
+
+        def looked() -> tuple[T | None, object]:
+            self.revive()
+            return look()
+
+        return wait_for(what, looked, seconds)
+
+    def _plan_of(self, process: Process) -> str:
+        return Path(process.env["TUNEPLANE_FAULT_PLAN"]).name
+
+    # ---------------------------------------------------------------- the API
+
+    def ask(self, call: Callable[[], T]) -> T:
+        """The answer of the API, asked again until it gives one; a refusal is an answer and comes out."""
+
+        def look() -> tuple[list[T] | None, object]:
+            try:
+                return [call()], None
+            except ClientError as error:
+                return None, error
+
+        return self.wait("the API to answer", look)[0]
+
+    def ask_gone(self, call: Callable[[], object]) -> None:
+        """As ask, for a step whose repeat may find its own work done: ``exists``, or nothing there any more."""
+        try:
+            self.ask(call)
+        except ApiRefused as refused:
+            if refused.status not in (404, 409):
+                raise
+
+    def submit(self, script: str, **body: Any) -> str:
+        key = secrets.token_hex(8)
+        spec = self.system.spec(["sh", "-c", script], **body)
+        return str(self.ask(lambda: self.system.client.post("/api/jobs", spec, idempotency_key=key))["id"])
+
+    def stop(self, job: str) -> None:
+        self.ask(lambda: self.system.client.post(f"/api/jobs/{job}/stop"))
+
+    def job(self, job: str) -> dict[str, Any]:
+        return self.ask(lambda: self.system.job(job))
+
+    def wait_state(self, job: str, *states: str) -> dict[str, Any]:
+        def look() -> tuple[dict[str, Any] | None, object]:
+            seen = self.job(job)
+            assert seen["state"] in states or seen["state"] not in FINAL, seen
+            return (seen if seen["state"] in states else None), seen
+
+        return self.wait(f"{job} to be {' or '.join(states)}", look)
+
+    def wait_ready(self) -> None:
+        def look() -> tuple[bool | None, object]:
+            nodes = self.ask(self.system.nodes)
+            return (True if nodes and all(node["ready"]["value"] for node in nodes) else None), [node["ready"] for node in nodes]
+
+        self.wait("the Node to be ready", look)
+
+    # ---------------------------------------------------------------- what must hold at the end
+
+    def converge(self, job: str, witness: Witness, state: str, *, exit_code: int | None, reason: str = "") -> int:
+        """The job ends as it must, cleaned, its holds released; how often a container was started for it: never or once."""
+        ended = self.wait_state(job, *FINAL)
+        assert len(ended["attempts"]) == 1, ended
+        [member] = ended["attempts"][0]["members"]
+        assert (ended["state"], member["exit_code"], member["reason_code"]) == (state, exit_code, reason), ended
+        self._wait_cleaned(job)
+        assert not self._holds(job)
+        return assert_ran_at_most_once(self.system, job, witness)
+
+    def _wait_cleaned(self, job: str) -> None:
+        """Clean-up is confirmed, and the runtime has nothing of it but a fence that was never started."""
+
+        def look() -> tuple[bool | None, object]:
+            [member] = self.job(job)["attempts"][0]["members"]
+            left = [one for one in self.system.containers(job) if one["State"] != "created"]
+            return (True if member["cleaned"] and not left else None), (member, left)
+
+        self.wait(f"{job} to be cleaned", look)
+
+    def _holds(self, job: str) -> list[str]:
+        tables = ("resource_hold", "gpu_hold", "port_hold")
+        sql = " UNION ALL ".join(f"SELECT member_id FROM {table} WHERE member_id LIKE '{job}-%'" for table in tables)
+        return self.sql(sql).splitlines()
+
+    def sql(self, text: str) -> str:
+        return self.system.postgres.sql(text, urlsplit(self.system.dsn).path.lstrip("/"))
+
+    def journalled(self, member: str) -> bool:
+        """Whether the Node's journal still has a record of ``member``."""
+        path = self.node_state_dir / "journal.sqlite3"
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as journal:
+            return bool(journal.execute("SELECT count(*) FROM member WHERE member = ?", (member,)).fetchone()[0])
+
+    @property
+    def node_state_dir(self) -> Path:
+        return Path(self.system.processes["node"].env["TUNEPLANE_NODE_STATE_DIR"])
+
+    # ---------------------------------------------------------------- more processes
+
+    def add(self, name: str, command: list[str], env: Mapping[str, str], plan: str) -> Process:
+        """A process that a case needs, armed by ``plan``."""
+        self.plan(plan).parent.mkdir(exist_ok=True)
+        return self.system.add(name, command, {**env, **self.environment(plan)})
+
+    def fresh_name(self, what: str) -> str:
+        self._numbers += 1
+        return f"{what}{self._numbers}"
+
+    def heal(self) -> None:
+        """Before the next case, whatever the last one left: nothing armed, all services up, one Node ready."""
+        for name in (*SERVICES, "join", "first", "up"):
+            self.arm(name)
+        for name in SERVICES:
+            process = self.system.processes[name]
+            if process.child is not None and process.child.poll() is not None:
+                process.child = None
+            if process.child is None:
+                self.bring_up(name)
+        self.down.clear()
+        self.wait_ready()
+
+
+@contextmanager
+def open_rig() -> Iterator[Rig]:
+    """Everything up by fork, every process ready to be armed, Fleet ``lab`` with one ready Node."""
+    with open_zygote() as zygote, open_system_of_processes(spawn=zygote.spawn) as system:
+        rig = Rig(system)
+        (system.directory / "plans").mkdir()
+        for name in SERVICES:
+            system.stop(name)
+            system.processes[name].env.update(rig.environment(name))
+        rig.bring_up(*SERVICES)
+        rig.wait_ready()
+        assert FLEET in {fleet["id"] for fleet in system.client.list_all("/api/fleets")}
+        yield rig

@@ -1,0 +1,381 @@
+"""How each fault point is reached: one short story of the real system a function, told around one strike.
+
+Every story ends by :meth:`Rig.converge`: the launch has its true outcome, or ``lost`` where the strike lies between a
+journalled intent and its only effect; at most one container was ever started, by the runtime's own record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.evidence import Witness
+from tests.support.images import busybox_layer, image_archive
+from tests.support.system import FLEET, free_port
+from tuneplane.app.client import ApiClient, ApiRefused, Credentials
+
+from .rig import Rig, Strike
+
+Scenario = Callable[[Rig, Strike], None]
+
+NO_SUCH_DIGEST = "@sha256:" + "0" * 64
+LONG_AGO = "now() - interval '30 days'"
+
+
+def _end(rig: Rig, strike: Strike, job: str, witness: Witness) -> None:
+    """A job that ends with 0 ends so, or as lost where the strike says so."""
+    if strike.lost:
+        rig.converge(job, witness, "failed", exit_code=None, reason="lost")
+    else:
+        assert rig.converge(job, witness, "succeeded", exit_code=0) == 1
+
+
+def launch(rig: Rig, strike: Strike) -> None:
+    """A job from submission to clean-up."""
+    witness = Witness.open(rig.system)
+    rig.strike(strike)
+    job = rig.submit(witness.script(0, waits=False))
+    _end(rig, strike, job, witness)
+
+
+def pull(rig: Rig, strike: Strike) -> None:
+    """The same with an image that the machine does not have."""
+    name = rig.fresh_name("image")
+    archive = image_archive(
+        rig.system.directory / f"{name}.tar", f"localhost/{name}:1", busybox_layer({"etc/which": name.encode()}), ["sh"]
+    )
+    image = rig.system.registry.push(archive, f"t/{name}:1")
+    witness = Witness.open(rig.system)
+    rig.strike(strike)
+    job = rig.submit(witness.script(0, waits=False), runtime={"image": image})
+    _end(rig, strike, job, witness)
+
+
+def _start(rig: Rig) -> tuple[str, Witness]:
+    witness = Witness.open(rig.system)
+    job = rig.submit(witness.script(0))
+    rig.wait_state(job, "running")
+    witness.wait_started()
+    return job, witness
+
+
+def _release(rig: Rig, strike: Strike, job: str, witness: Witness) -> None:
+    rig.wait_struck(strike)
+    witness.release()
+    _end(rig, strike, job, witness)
+    assert not witness.signals()
+
+
+def while_running(rig: Rig, strike: Strike) -> None:
+    """What the processes write from time to time while a job runs."""
+    job, witness = _start(rig)
+    rig.strike(strike)
+    _release(rig, strike, job, witness)
+
+
+def stop(rig: Rig, strike: Strike) -> None:
+    """A running job is stopped and heeds its signal."""
+    job, witness = _start(rig)
+    rig.strike(strike)
+    rig.stop(job)
+    assert rig.converge(job, witness, "stopped", exit_code=143, reason="stopped") == 1
+    assert witness.signals()
+
+
+def stop_unheard(rig: Rig, strike: Strike) -> None:
+    """P-02: the Prepare is marked as sent and never arrives; the Stop makes a tombstone of a member never heard of."""
+    witness = Witness.open(rig.system)
+    undelivered = Strike("control.send-command", "before", "gateway")
+    rig.down.add("gateway")
+    rig.strike(undelivered)
+    job = rig.submit(witness.script(0, waits=False))
+    rig.wait_struck(undelivered)
+    rig.kill("gateway")
+    rig.stop(job)
+    rig.strike(strike)
+    rig.arm("gateway")
+    rig.bring_up("gateway")
+    rig.wait_struck(strike)
+    assert rig.converge(job, witness, "stopped", exit_code=None, reason="stopped") == 0
+
+
+def stop_too_late(rig: Rig, strike: Strike) -> None:
+    """The job has ended while the gateway was away; the Stop that follows finds nothing to do."""
+    job, witness = _start(rig)
+    rig.kill("gateway")
+    witness.release()
+    rig.wait(f"the container of {job} to go", lambda: (None if rig.system.containers(job) else True, rig.system.containers(job)))
+    rig.stop(job)
+    rig.strike(strike)
+    rig.bring_up("gateway")
+    rig.wait_struck(strike)
+    assert rig.converge(job, witness, "stopped", exit_code=0) == 1
+
+
+def bad_image(rig: Rig, strike: Strike) -> None:
+    """An image that cannot be had: the member is aborted, and nothing ever ran."""
+    witness = Witness.open(rig.system)
+    rig.strike(strike)
+    image = rig.system.image().split("@")[0] + NO_SUCH_DIGEST
+    job = rig.submit(witness.script(0), runtime={"image": image})
+    assert rig.converge(job, witness, "failed", exit_code=None, reason="image-unavailable") == 0
+
+
+def waiting(rig: Rig, strike: Strike) -> None:
+    """A job that must wait says why, and runs when it need not any more."""
+    witness = Witness.open(rig.system)
+    [node] = rig.ask(rig.system.nodes)
+    rig.ask(lambda: rig.system.client.patch(f"/api/nodes/{node['id']}", {"state": "cordoned"}))
+    rig.strike(strike)
+    job = rig.submit(witness.script(0, waits=False))
+    rig.wait_struck(strike)
+    rig.ask(lambda: rig.system.client.patch(f"/api/nodes/{node['id']}", {"state": "active"}))
+    _end(rig, strike, job, witness)
+
+
+def node_restarts(rig: Rig, strike: Strike) -> None:
+    """The daemon leaves and comes back while a job runs."""
+    job, witness = _start(rig)
+    rig.strike(strike)
+    rig.take_down("node")
+    rig.bring_up("node")
+    _release(rig, strike, job, witness)
+
+
+def gateway_restarts(rig: Rig, strike: Strike) -> None:
+    """The gateway leaves and comes back while a job runs."""
+    job, witness = _start(rig)
+    rig.strike(strike)
+    rig.take_down("gateway")
+    rig.bring_up("gateway")
+    _release(rig, strike, job, witness)
+
+
+def runtime_hangs(rig: Rig, strike: Strike) -> None:
+    """The container runtime does not answer for a while: the inventory goes stale, the session stays."""
+    job, witness = _start(rig)
+    rig.strike(strike)
+    rig.system.podman.pause()
+    try:
+        rig.wait_struck(strike)
+    finally:
+        rig.system.podman.resume()
+    _release(rig, strike, job, witness)
+
+
+def forget(rig: Rig, strike: Strike) -> None:
+    """A job that ended long ago is forgotten by the Node: log, fence and record go."""
+    witness = Witness.open(rig.system)
+    job = rig.submit(witness.script(0, waits=False))
+    assert rig.converge(job, witness, "succeeded", exit_code=0) == 1
+    [member] = rig.job(job)["attempts"][0]["members"]
+    rig.sql(f"UPDATE attempt SET ended_at = {LONG_AGO} WHERE job_id = '{job}'")
+    rig.strike(strike)
+    rig.take_down("worker")
+    rig.bring_up("worker")  # retention looks at its start
+    rig.wait_struck(strike)
+    kept = rig.node_state_dir / "logs" / member["id"]
+
+    def look() -> tuple[bool | None, object]:
+        left = (rig.journalled(member["id"]), kept.exists(), [one["Names"] for one in rig.system.containers(job)])
+        return (None if any(left) else True), left
+
+    rig.wait(f"{member['id']} to be forgotten", look)
+    assert rig.converge(job, witness, "succeeded", exit_code=0) == 1
+
+
+# ---------------------------------------------------------------- operators
+
+
+def _then_launch(rig: Rig, strike: Strike) -> None:
+    """After an operator's act the system still does its work."""
+    assert strike.line in rig.struck(strike.process), f"{strike.line} was not reached"
+    witness = Witness.open(rig.system)
+    job = rig.submit(witness.script(0, waits=False))
+    assert rig.converge(job, witness, "succeeded", exit_code=0) == 1
+
+
+def _as(rig: Rig, token: str) -> ApiClient:
+    ca_pem = (rig.system.directory / "data" / "console-ca.pem").read_text()
+    return ApiClient(Credentials(url=rig.system.console_url, token=token, ca_pem=ca_pem))
+
+
+def create_token(rig: Rig, strike: Strike) -> None:
+    rig.strike(strike)
+    token = rig.ask(lambda: rig.system.client.post("/api/tokens", {"name": "struck"}))["token"]
+    with _as(rig, token) as client:
+        assert rig.ask(lambda: client.get("/api/whoami"))["username"] == "admin"
+    _then_launch(rig, strike)
+
+
+def use_token(rig: Rig, strike: Strike) -> None:
+    token = rig.ask(lambda: rig.system.client.post("/api/tokens", {"name": "used"}))["token"]
+    rig.strike(strike)
+    with _as(rig, token) as client:
+        assert rig.ask(lambda: client.get("/api/whoami"))["username"] == "admin"
+    _then_launch(rig, strike)
+
+
+def revoke_token(rig: Rig, strike: Strike) -> None:
+    made = rig.ask(lambda: rig.system.client.post("/api/tokens", {"name": "revoked"}))
+    rig.strike(strike)
+    rig.ask_gone(lambda: rig.system.client.delete(f"/api/tokens/{made['id']}"))
+    with _as(rig, made["token"]) as client:
+        _refused(rig, lambda: client.get("/api/whoami"), 401)
+    _then_launch(rig, strike)
+
+
+def _refused(rig: Rig, call: Callable[[], object], status: int) -> None:
+    with pytest.raises(ApiRefused) as refused:
+        rig.ask(call)
+    assert refused.value.status == status, refused.value
+
+
+def create_fleet(rig: Rig, strike: Strike) -> None:
+    name = rig.fresh_name("fleet-")
+    rig.strike(strike)
+    rig.ask_gone(lambda: rig.system.client.post("/api/fleets", {"id": name, "kind": "node", "capabilities": ["train"]}))
+    assert rig.ask(lambda: rig.system.client.get(f"/api/fleets/{name}"))["kind"] == "node"
+    _then_launch(rig, strike)
+
+
+def update_fleet(rig: Rig, strike: Strike) -> None:
+    rig.strike(strike)
+    rig.ask(lambda: rig.system.client.patch(f"/api/fleets/{FLEET}", {"capabilities": ["train", "evaluate"]}))
+    assert rig.ask(lambda: rig.system.client.get(f"/api/fleets/{FLEET}"))["capabilities"] == ["train", "evaluate"]
+    _then_launch(rig, strike)
+
+
+def delete_fleet(rig: Rig, strike: Strike) -> None:
+    name = rig.fresh_name("fleet-")
+    rig.ask(lambda: rig.system.client.post("/api/fleets", {"id": name, "kind": "node", "capabilities": ["train"]}))
+    rig.strike(strike)
+    rig.ask_gone(lambda: rig.system.client.delete(f"/api/fleets/{name}"))
+    _refused(rig, lambda: rig.system.client.get(f"/api/fleets/{name}"), 404)
+    _then_launch(rig, strike)
+
+
+def _mint(rig: Rig) -> dict[str, Any]:
+    return dict(rig.ask(lambda: rig.system.client.post(f"/api/fleets/{FLEET}/join-tokens")))
+
+
+def mint_join_token(rig: Rig, strike: Strike) -> None:
+    rig.strike(strike)
+    made = _mint(rig)
+    listed = rig.ask(lambda: rig.system.client.get(f"/api/fleets/{FLEET}/join-tokens"))["items"]
+    assert [token["state"] for token in listed if token["id"] == made["id"]] == ["unused"]
+    _then_launch(rig, strike)
+
+
+def revoke_join_token(rig: Rig, strike: Strike) -> None:
+    made = _mint(rig)
+    rig.strike(strike)
+    rig.ask_gone(lambda: rig.system.client.delete(f"/api/fleets/{FLEET}/join-tokens/{made['id']}"))
+    listed = rig.ask(lambda: rig.system.client.get(f"/api/fleets/{FLEET}/join-tokens"))["items"]
+    assert [token["state"] for token in listed if token["id"] == made["id"]] == ["revoked"]
+    _then_launch(rig, strike)
+
+
+def set_node_state(rig: Rig, strike: Strike) -> None:
+    [node] = rig.ask(rig.system.nodes)
+    rig.strike(strike)
+    for state in ("draining", "active"):
+        rig.ask(lambda state=state: rig.system.client.patch(f"/api/nodes/{node['id']}", {"state": state}))  # type: ignore[misc]
+        assert rig.ask(lambda: rig.system.client.get(f"/api/nodes/{node['id']}"))["scheduling"]["state"] == state
+    _then_launch(rig, strike)
+
+
+def delete_node(rig: Rig, strike: Strike) -> None:
+    _, node = _join(rig)
+    rig.strike(strike)
+    rig.ask_gone(lambda: rig.system.client.delete(f"/api/nodes/{node}?force=true"))
+    _refused(rig, lambda: rig.system.client.get(f"/api/nodes/{node}"), 404)
+    _then_launch(rig, strike)
+
+
+# ---------------------------------------------------------------- enrolment
+
+
+def _join(rig: Rig) -> tuple[str, str]:
+    """Run ``tuneplane-node join`` until it is done; the new process's name (not started) and its Node's id."""
+    token = _mint(rig)["token"]
+    name = rig.fresh_name("node-")
+    state_dir = rig.system.directory / f"{name}-state"
+    env = {**rig.system.node_settings, "TUNEPLANE_NODE_STATE_DIR": str(state_dir)}
+    join = rig.add("join", ["tuneplane-node", "join", "--server", rig.system.console_url], env, "join")
+    join.env.update({"TUNEPLANE_FLEET": FLEET, "TUNEPLANE_JOIN_TOKEN": token})
+    rig.run_until_done(join)
+    del rig.system.processes["join"]
+    rig.add(name, ["tuneplane-node", "serve"], env, "node")
+    return name, str(json.loads((state_dir / "identity.json").read_text())["node"])
+
+
+def join(rig: Rig, strike: Strike) -> None:
+    """A machine joins, once whatever happens, and takes the place of the one before it."""
+    before = {node["id"] for node in rig.ask(rig.system.nodes)}
+    if strike.process != "node":
+        rig.strike(strike)
+    name, node = _join(rig)
+    assert {one["id"] for one in rig.ask(rig.system.nodes)} - before == {node}
+    rig.take_down("node")
+    if strike.process == "node":
+        rig.strike(strike)
+    rig.system.processes["node"] = rig.system.processes.pop(name)
+    rig.bring_up("node")
+    for old in before:
+        rig.ask_gone(lambda old=old: rig.system.client.delete(f"/api/nodes/{old}?force=true"))  # type: ignore[misc]
+    rig.wait_ready()
+    _then_launch(rig, strike)
+
+
+# ---------------------------------------------------------------- first starts
+
+
+def first_start(rig: Rig, strike: Strike) -> None:
+    """A new control plane on an empty database: migrated, started, and the secrets that it printed open it."""
+    place = rig.system.directory / rig.fresh_name("first-")
+    url = f"127.0.0.1:{free_port()}"
+    settings = {**rig.system.settings, "TUNEPLANE_DATA_DIR": str(place), "TUNEPLANE_CONSOLE_LISTEN": url}
+    with rig.system.postgres.fresh_database() as dsn:
+        env = {**settings, "TUNEPLANE_DATABASE_URL": dsn, "TUNEPLANE_PUBLIC_URL": f"https://{url}"}
+        rig.strike(strike)
+        rig.run_until_done(rig.add("first", ["tuneplane", "migrate"], env, "first"))
+        rig.add("first", ["tuneplane", "api"], env, "first")
+        _comes_up_twice(rig, strike, "first", place, f"https://{url}")
+
+
+def embedded(rig: Rig, strike: Strike) -> None:
+    """``tuneplane up`` on an empty directory: its own PostgreSQL, made and started once whatever happens."""
+    place = rig.system.directory / rig.fresh_name("up-")
+    console, gateway = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    env = {
+        **rig.system.settings,
+        "TUNEPLANE_DATA_DIR": str(place),
+        "TUNEPLANE_CONSOLE_LISTEN": console,
+        "TUNEPLANE_PUBLIC_URL": f"https://{console}",
+        "TUNEPLANE_GATEWAY_LISTEN": gateway,
+        "TUNEPLANE_NODE_GATEWAY_TARGET": gateway,
+    }
+    del env["TUNEPLANE_DATABASE_URL"]
+    rig.strike(strike)
+    rig.add("up", ["tuneplane", "up"], env, "up")
+    _comes_up_twice(rig, strike, "up", place, f"https://{console}")
+    assert not (place / "postgres" / "data" / "postmaster.pid").exists()
+
+
+def _comes_up_twice(rig: Rig, strike: Strike, name: str, place: Path, url: str) -> None:
+    """Through the fault, and once more without one: what the first left behind does not stand in the second's way."""
+    for _ in range(2):
+        rig.bring_up(name)
+        assert strike.line in rig.struck(name), f"{strike.line} was not reached"
+        admin = json.loads((place / "admin.json").read_text())
+        with ApiClient(Credentials(url=url, token=admin["token"], ca_pem=(place / "console-ca.pem").read_text())) as client:
+            assert client.get("/api/whoami")["role"] == "admin"
+            client.log_in(admin["username"], admin["password"])
+        rig.take_down(name)
+    del rig.system.processes[name]
+    rig.down.discard(name)
