@@ -5,31 +5,17 @@ The bytes go from the Node to its gateway and from there to an API that shares o
 
 from __future__ import annotations
 
-import base64
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.system import WholeSystem
-from tuneplane.app.client_commands import follow_log
 
 pytestmark = [pytest.mark.e2e]
 
 LONG_LINE = 100_000_000
-
-
-def _follow(system: WholeSystem, job: str, **where: Any) -> bytes:
-    data = bytearray()
-
-    def take(piece: dict[str, Any]) -> None:
-        assert not piece.get("gap")
-        data.extend(base64.b64decode(piece["data"]))
-
-    follow_log(system.client, job, take, **where)
-    return bytes(data)
 
 
 def _numbers(system: WholeSystem, last: int) -> str:
@@ -81,18 +67,18 @@ def test_log_keeps_both_streams(system: WholeSystem) -> None:
 
 def test_log_is_followed_from_before_the_start_to_the_end(system: WholeSystem) -> None:
     job = system.sh("for i in 1 2 3; do echo $i; sleep 0.2; done")
-    assert _follow(system, job) == b"1\n2\n3\n"
+    assert system.follow_log(job) == b"1\n2\n3\n"
     assert system.wait_job(job)["state"] == "succeeded"
 
 
 def test_log_is_followed_from_an_offset(system: WholeSystem) -> None:
     job = _numbers(system, 10)
-    assert _follow(system, job, offset=len(b"line 1\n") * 9) == b"line 10\n"
+    assert system.follow_log(job, offset=len(b"line 1\n") * 9) == b"line 10\n"
 
 
 def test_log_of_a_job_without_output_is_empty_and_ends(system: WholeSystem) -> None:
     job = system.sh("true")
-    assert _follow(system, job) == b""
+    assert system.follow_log(job) == b""
     assert system.read_log(job) == b""
 
 
@@ -108,7 +94,7 @@ def test_line_of_a_hundred_megabytes_harms_nobody(system: WholeSystem) -> None:
     """One endless line is read in bounded pieces; other jobs and a stop go on beside it (R-SES-07)."""
     job = system.sh(f"head -c {LONG_LINE} /dev/zero | tr '\\0' x; echo; echo end", resources={"pools": [{"cpus": 1, "memory_gb": 0.1}]})
     other = system.sh("echo beside")
-    assert _follow(system, other) == b"beside\n"
+    assert system.follow_log(other) == b"beside\n"
     assert system.wait_job(job)["state"] == "succeeded"
     system.wait_cleaned(job)  # the rest of the log is copied before the container goes
     tail, behind = system.client.read_log(job, tail_lines=1)

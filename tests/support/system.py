@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 from attrs import define, field
 
 from tuneplane.app.client import ApiClient, ClientError, Credentials
+from tuneplane.app.client_commands import follow_log
 
 from .images import busybox_image
 from .podman import Podman, open_podman
@@ -250,7 +251,9 @@ class WholeSystem:
         return wait_for(f"the member of {job} to be cleaned", look, seconds)
 
     def read_log(self, job: str, **where: Any) -> bytes:
-        """The whole log by bounded reads."""
+        """The whole log of an ended job; what there is now of another, by bounded reads."""
+        if not where and self.job(job)["state"] in FINAL:
+            return self.follow_log(job)
         data, offset = b"", 0
         while True:
             piece, offset = self.client.read_log(job, **{"offset": offset, **where})
@@ -258,6 +261,17 @@ class WholeSystem:
                 return data
             data += piece
             where = {}
+
+    def follow_log(self, job: str, **where: Any) -> bytes:
+        """Every byte until the log ends, without a gap."""
+        data = bytearray()
+
+        def take(piece: dict[str, Any]) -> None:
+            assert not piece["gap"], piece["gap"]
+            data.extend(base64.b64decode(piece["data"]))
+
+        follow_log(self.client, job, take, **where)
+        return bytes(data)
 
     def wait_log(self, job: str, text: bytes, seconds: float = WAIT_SECONDS) -> bytes:
         """Wait until the log holds ``text``."""

@@ -26,6 +26,11 @@ from tuneplane.domain.errors import TuneplaneError
 from . import tables
 from .client import ApiClient, ApiRefused, ClientError, Credentials, check_url, credentials_path, read_credentials, write_credentials
 
+
+class LogUnavailable(TuneplaneError):
+    """The log cannot be read now, and nobody asked to wait for it."""
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 FINAL = frozenset({"succeeded", "failed", "stopped"})
@@ -236,11 +241,16 @@ def logs(job: str, follow: bool, as_json: bool, **where: Any) -> None:
     """Print what JOB wrote, byte for byte. With --json: one document a line, the bytes in base64."""
     if where["offset"] is None and where["tail_lines"] is None:
         where["offset"] = 0
+    def write(piece: dict[str, Any]) -> None:
+        _write_piece(piece, as_json)
+
     with open_client() as client:
         if follow:
-            follow_log(client, job, lambda piece: _write_piece(piece, as_json), lambda text: click.echo(f"[{text}]", err=True), **where)
+            follow_log(client, job, write, lambda text: click.echo(f"[{text}]", err=True), **where)
+        elif client.get(f"/api/jobs/{job}")["state"] in FINAL:
+            follow_log(client, job, write, _give_up, **where)  # ends with the last byte, also while the Node still copies it
         else:
-            read_whole_log(client, job, lambda piece: _write_piece(piece, as_json), **where)
+            read_whole_log(client, job, write, **where)
 
 
 def read_whole_log(client: ApiClient, job: str, write: Callable[[dict[str, Any]], None], **where: Any) -> None:
@@ -286,6 +296,10 @@ def follow_log(
             if failures > MOST_RETRIES:
                 raise
             time.sleep(RETRY_SECONDS)
+
+
+def _give_up(reason: str) -> None:
+    raise LogUnavailable(reason)
 
 
 def _write_piece(piece: dict[str, Any], as_json: bool) -> None:

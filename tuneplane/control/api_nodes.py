@@ -139,7 +139,7 @@ class Nodes(Base):
                 now=now,
             )
         except Refused as refusal:
-            await self._note_refusal(fleet, request, refusal)
+            await self._note_refusal(fleet, request, refusal)  # noqa: ASYNC120 - a caller that is gone needs no refusal
             raise
         warnings = await self._join_warnings(node, request)
         await self.audit(node.enrolled_by or UserName("join-token"), "node.join", node.id, f"{fleet} at {request.address}")

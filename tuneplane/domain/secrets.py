@@ -12,8 +12,8 @@ SECRET_ENTROPY_BYTES = 32  # 256 bits: a plain hash of it needs no salt and no s
 class SecretKind(str, Enum):
     """The value is the prefix (interfaces.md, "HTTP API conventions")."""
 
-    API_TOKEN = "tpu"
-    JOIN_TOKEN = "tpj"
+    API_TOKEN = "tpu"  # noqa: S105 - a public prefix
+    JOIN_TOKEN = "tpj"  # noqa: S105 - a public prefix
     NODE_CREDENTIAL = "tpn"
     ATTEMPT_READ = "tpa"
 

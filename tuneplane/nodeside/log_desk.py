@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import aclosing
 
 import trio
@@ -14,24 +15,40 @@ from .core import NodeCore
 from .logs import read_log
 
 MAX_READS = 64  # at once in a session; each holds one piece of 64 KiB while it waits for credit
+MAX_REFUSED = 64  # refusals on their way; a gateway that asks for still more hears nothing and gives its readers up by deadline
 
 
 @define(eq=False)
 class LogDesk:
-    """``nursery`` is the session's: with it end all reads."""
+    """Lives as long as one session: with ``serve`` end all reads."""
 
     core: NodeCore
     link: NodeLink
-    nursery: trio.Nursery
     _open: dict[int, trio.CancelScope] = field(factory=dict)
+    _begun: deque[tuple[LogRead, trio.CancelScope]] = field(factory=deque)  # not yet started: at most MAX_READS
+    _refused: deque[int] = field(factory=deque)  # reads too many, to be told: at most MAX_REFUSED
+    _news: trio.Event = field(factory=trio.Event)
+
+    async def serve(self) -> None:
+        """Answer what begins, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                while self._begun:
+                    nursery.start_soon(self._answer, *self._begun.popleft())
+                while self._refused:
+                    await self._refuse(self._refused.popleft())
+                if not (self._begun or self._refused):
+                    await self._news.wait()
 
     def begin(self, request: LogRead) -> None:
-        """Start to answer; a read too many is answered with an error at once."""
-        if len(self._open) >= MAX_READS:
-            self._fail_nowait(request.request, f"this Node already answers {MAX_READS} log reads; try again")
-            return
-        scope = self._open[request.request] = trio.CancelScope()
-        self.nursery.start_soon(self._answer, request, scope)
+        """Start to answer; a read too many is answered with an error."""
+        if len(self._open) < MAX_READS:
+            scope = self._open[request.request] = trio.CancelScope()
+            self._begun.append((request, scope))
+        elif len(self._refused) < MAX_REFUSED:
+            self._refused.append(request.request)
+        self._news.set()
+        self._news = trio.Event()
 
     def cancel(self, request: int) -> None:
         """The reader has gone."""
@@ -39,8 +56,9 @@ class LogDesk:
         if scope is not None:
             scope.cancel()
 
-    def _fail_nowait(self, request: int, text: str) -> None:
-        self.nursery.start_soon(self._send_end, LogChunk(request=request, offset=0, data=b"", end=True, error=text))
+    async def _refuse(self, request: int) -> None:
+        text = f"this Node already answers {MAX_READS} log reads; try again"
+        await self._send_end(LogChunk(request=request, offset=0, data=b"", end=True, error=text))
 
     async def _send_end(self, chunk: LogChunk) -> None:
         try:

@@ -148,7 +148,8 @@ class SessionActor(Actor):
         self._link = link
         log.info("session %d with %s", link.welcome.session_epoch, link.peer)
         async with trio.open_nursery() as nursery:
-            desk = LogDesk(self.core, link, nursery)
+            desk = LogDesk(self.core, link)
+            nursery.start_soon(desk.serve)
             nursery.start_soon(self._confirm_inventory, link)
             nursery.start_soon(self._report, link)
             nursery.start_soon(self._resend)

@@ -86,7 +86,7 @@ class WebServer(Actor):
         try:
             async with trio.open_nursery() as nursery:
                 with trio.CancelScope() as accepting:
-                    nursery.start_soon(_cancel_when_stopping, context, accepting)
+                    nursery.start_soon(_cancel_when_stopping, context, accepting)  # noqa: ASYNC111 - cancelling it late does nothing
                     await trio.serve_listeners(connections.serve, self._listeners, handler_nursery=nursery)
                 self.site.streams.close()
                 await connections.finish()

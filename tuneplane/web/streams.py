@@ -88,7 +88,7 @@ class EventStream(ResponseBody):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._stack.__aexit__(kind, error, trace)
+        await self._stack.__aexit__(kind, error, trace)  # noqa: ASYNC102 - it cancels its nursery first, whose exits are bounded
 
     def close(self) -> None:
         """End the stream after what was already taken."""
