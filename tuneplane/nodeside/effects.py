@@ -205,7 +205,7 @@ async def do_fence(core: NodeCore, record: NodeMember) -> Outcome:
         )
     except EngineRefused as error:
         if error.kind is Refusal.NAME_TAKEN:
-            return await do_look(core, record)
+            return await do_look(core, record)  # noqa: ASYNC120 - cancelled: the next life of the member looks again
         raise
     return Outcome(MemberEvent.FENCED)
 

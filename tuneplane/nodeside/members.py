@@ -49,7 +49,7 @@ class Members:
         try:
             accepted = await core.journal.accept(command, core.place(), core.grants)
         except (OSError, sqlite3.Error):
-            await self._look_again(command.member)
+            await self._look_again(command.member)  # noqa: ASYNC120 - a daemon that is going answers nothing
             raise
         if accepted is None:
             return None
