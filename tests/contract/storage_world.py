@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from attrs import define, evolve, field
 
+from tests.sim.twin import Twin
 from tuneplane.bridge.loop import open_bridge
 from tuneplane.domain.fleets import Budgets, Capability, Delivery, Fleet, FleetKind, Gpu, Inventory, Node
 from tuneplane.domain.frames import Hello, Observation
@@ -246,8 +247,16 @@ async def on_postgres(dsn: str) -> AsyncIterator[World]:
         yield World(storage)
 
 
-@pytest.fixture(params=["postgres"])
+@asynccontextmanager
+async def on_twin() -> AsyncIterator[World]:
+    """The simulator's storage (tests/sim/twin)."""
+    yield World(Twin())
+
+
+@pytest.fixture(params=["postgres", "twin"])
 def open_world(request: pytest.FixtureRequest) -> OpenWorld:
     """How to open a fresh, empty world of each implementation."""
+    if request.param == "twin":
+        return on_twin
     dsn: str = request.getfixturevalue("database")
     return lambda: on_postgres(dsn)

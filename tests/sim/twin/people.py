@@ -1,0 +1,298 @@
+"""Accounts, Fleets, TLS identities and Join Tokens of the twin."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from attrs import evolve
+
+from tuneplane.domain.errors import NotFound, Reason, Refused
+from tuneplane.domain.fleets import Capability, Fleet, FleetKind, FleetState, Node, Visibility
+from tuneplane.domain.ids import FleetId, NodeId, TokenId, UserName
+from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, JoinRequest, JoinToken, Page, User
+from tuneplane.domain.ports import Topic
+from tuneplane.storage.database import clean
+
+from .base import Client, page_of, poke
+from .nodes import view, write_inventory
+from .rows import Book, CredentialRow, NodeRow, TokenRow
+
+USE_NOTED_EVERY = timedelta(minutes=1)
+
+
+class People(Client):
+    """AccountStore, FleetStore, IdentityStore and EnrolmentStore (domain/ports.py)."""
+
+    async def create_user(
+        self, username: UserName, role: str, password_hash: str | None, now: datetime, *, token: tuple[ApiToken, str] | None = None
+    ) -> User:
+        return await self.write("create_user", _create_user, username, role, password_hash, now, token)
+
+    async def get_user(self, username: UserName) -> User | None:
+        return await self.read("get_user", lambda book: (book.users.get(username) or (None,))[0])
+
+    async def password_hash(self, username: UserName) -> str | None:
+        return await self.read("password_hash", lambda book: (book.users.get(username) or (None, None))[1])
+
+    async def list_users(self, page: Page) -> tuple[list[User], str | None]:
+        return await self.read(
+            "list_users", lambda book: page_of([user for user, _ in book.users], page, lambda user: (user.created_at, user.username))
+        )
+
+    async def count_users(self) -> int:
+        return await self.read("count_users", lambda book: len(book.users))
+
+    async def create_api_token(self, token: ApiToken, secret_hash: str) -> None:
+        await self.write("create_api_token", _create_api_token, token, secret_hash)
+
+    async def user_by_token(self, secret_hash: str, now: datetime) -> User | None:
+        found = await self.read("user_by_token", _user_by_token, secret_hash)
+        if found is None:
+            return None
+        user, token = found
+        if token.last_used_at is None or now - token.last_used_at > USE_NOTED_EVERY:
+            await self.write("user_by_token", _note_use, token.id, now)
+        return user
+
+    async def list_api_tokens(self, username: UserName) -> list[ApiToken]:
+        return await self.read("list_api_tokens", _api_tokens, username)
+
+    async def revoke_api_token(self, username: UserName, token: TokenId, now: datetime) -> bool:
+        return await self.write("revoke_api_token", _revoke_api_token, username, token)
+
+    async def audit(self, actor: UserName, action: str, subject: str, detail: str, forced: bool, now: datetime) -> None:
+        await self.write("audit", lambda book: book.audit.put(len(book.audit), (now, actor, action, subject, clean(detail), forced)))
+
+    async def load_identity(self, name: str) -> EncryptedIdentity | None:
+        return await self.read("load_identity", lambda book: book.identities.get(name))
+
+    async def publish_identity(self, identity: EncryptedIdentity) -> EncryptedIdentity:
+        return await self.write(
+            "publish_identity", lambda book: book.identities.get(identity.name) or book.identities.put(identity.name, identity)
+        )
+
+    async def create_fleet(self, fleet: Fleet) -> None:
+        await self.write("create_fleet", _create_fleet, fleet)
+
+    async def get_fleet(self, fleet: FleetId) -> Fleet | None:
+        return await self.read("get_fleet", lambda book: book.fleets.get(fleet))
+
+    async def list_fleets(self, page: Page) -> tuple[list[Fleet], str | None]:
+        return await self.read("list_fleets", lambda book: page_of(list(book.fleets), page, lambda fleet: (fleet.created_at, fleet.id)))
+
+    async def update_fleet(
+        self,
+        fleet: FleetId,
+        *,
+        capabilities: tuple[Capability, ...] | None,
+        visibility: Visibility | None,
+        project: str | None,
+        state: FleetState | None,
+        config: dict[str, str] | None,
+    ) -> Fleet:
+        given = {"capabilities": capabilities, "visibility": visibility, "project": project, "state": state, "config": config}
+        return await self.write("update_fleet", _update_fleet, fleet, {name: value for name, value in given.items() if value is not None})
+
+    async def delete_fleet(self, fleet: FleetId) -> None:
+        await self.write("delete_fleet", _delete_fleet, fleet)
+
+    async def mint_join_token(self, token: JoinToken, secret_hash: str) -> None:
+        await self.write("mint_join_token", _mint, token, secret_hash)
+
+    async def list_join_tokens(self, fleet: FleetId) -> list[JoinToken]:
+        return await self.read("list_join_tokens", _join_tokens, fleet)
+
+    async def revoke_join_token(self, fleet: FleetId, token: TokenId, now: datetime) -> bool:
+        return await self.write("revoke_join_token", _revoke_join_token, fleet, token, now)
+
+    async def join(
+        self,
+        fleet: FleetId,
+        request: JoinRequest,
+        *,
+        node: NodeId,
+        token_hash: str,
+        join_key_hash: str,
+        credential_hash: str,
+        credential_expires_at: datetime,
+        now: datetime,
+    ) -> Node:
+        credential = (credential_hash, credential_expires_at)
+        return await self.write("join", _join, fleet, request, node, token_hash, join_key_hash, credential, now)
+
+    async def nodes_at_address(self, fleet: FleetId, address: str, besides: NodeId) -> list[NodeId]:
+        return await self.read("nodes_at_address", _nodes_at, fleet, address, besides, self.database.clock())
+
+
+# ---------------------------------------------------------------- accounts
+
+
+def _create_user(
+    book: Book, username: UserName, role: str, password_hash: str | None, now: datetime, token: tuple[ApiToken, str] | None
+) -> User:
+    if username in book.users:
+        raise Refused("exists", f"there is a user named {username!r} already")
+    user, _ = book.users.put(username, (User(username=username, role=role, created_at=now), password_hash))
+    if token is not None:
+        _create_api_token(book, *token)
+    return user
+
+
+def _create_api_token(book: Book, token: ApiToken, secret_hash: str) -> None:
+    if token.username not in book.users:
+        raise Refused("no-such-user", f"there is no user named {token.username!r}")
+    if token.id not in book.api_tokens:
+        book.api_tokens.put(token.id, (token, secret_hash, False))
+
+
+def _user_by_token(book: Book, secret_hash: str) -> tuple[User, ApiToken] | None:
+    for token, hashed, revoked in book.api_tokens:
+        user, _ = book.users[token.username]
+        if hashed == secret_hash and not revoked and not user.disabled:
+            return user, token
+    return None
+
+
+def _note_use(book: Book, token: TokenId, now: datetime) -> None:
+    found, hashed, revoked = book.api_tokens[token]
+    book.api_tokens.put(token, (evolve(found, last_used_at=max(found.last_used_at or now, now)), hashed, revoked))
+
+
+def _api_tokens(book: Book, username: UserName) -> list[ApiToken]:
+    found = [token for token, _, revoked in book.api_tokens if token.username == username and not revoked]
+    return sorted(found, key=lambda token: (token.created_at, token.id), reverse=True)
+
+
+def _revoke_api_token(book: Book, username: UserName, token: TokenId) -> bool:
+    found = book.api_tokens.get(token)
+    if found is None or found[0].username != username:
+        return False
+    book.api_tokens.put(token, (found[0], found[1], True))
+    return True
+
+
+# ---------------------------------------------------------------- Fleets
+
+
+def _create_fleet(book: Book, fleet: Fleet) -> None:
+    if fleet.id in book.fleets:
+        raise Refused("exists", f"there is a Fleet named {fleet.id!r} already", field="id")
+    book.fleets.put(fleet.id, fleet)
+    poke(book, Topic.CONSOLE)
+
+
+def _update_fleet(book: Book, fleet: FleetId, given: dict[str, object]) -> Fleet:
+    found = book.fleets.get(fleet)
+    if found is None:
+        raise NotFound("Fleet", fleet)
+    changed = evolve(found, **given)  # type: ignore[arg-type]
+    if changed.visibility is Visibility.PUBLIC:
+        changed = evolve(changed, project=None)
+    poke(book, Topic.JOBS, Topic.CONSOLE)
+    return book.fleets.put(fleet, changed)
+
+
+def _delete_fleet(book: Book, fleet: FleetId) -> None:
+    if fleet not in book.fleets:
+        raise NotFound("Fleet", fleet)
+    left = [Reason("node", f"Node {node.id} is enrolled in it", node.id) for node in book.nodes if _lives_in(node, fleet)]
+    left += [Reason("job", f"job {job.id} has not ended", job.id) for job in book.jobs if job.fleet == fleet and job.ended_at is None]
+    if left:
+        raise Refused("fleet-in-use", f"Fleet {fleet} is still in use", reasons=tuple(left))
+    book.fleets.drop(fleet)
+    for token in [token for token in book.tokens if token.token.fleet == fleet]:
+        book.tokens.drop(token.token.id)
+    poke(book, Topic.CONSOLE)
+
+
+def _lives_in(node: NodeRow, fleet: FleetId) -> bool:
+    return node.fleet == fleet and node.removed_at is None
+
+
+# ---------------------------------------------------------------- joining
+
+
+def _mint(book: Book, token: JoinToken, secret_hash: str) -> None:
+    if token.id not in book.tokens:
+        book.tokens.put(token.id, TokenRow(token=token, secret_hash=secret_hash))
+
+
+def _join_tokens(book: Book, fleet: FleetId) -> list[JoinToken]:
+    found = [row.token for row in book.tokens if row.token.fleet == fleet]
+    return sorted(found, key=lambda token: (token.created_at, token.id), reverse=True)
+
+
+def _revoke_join_token(book: Book, fleet: FleetId, token: TokenId, now: datetime) -> bool:
+    row = book.tokens.get(token)
+    if row is None or row.token.fleet != fleet:
+        return False
+    book.tokens.put(token, evolve(row, token=evolve(row.token, revoked_at=row.token.revoked_at or now)))
+    return True
+
+
+def _join(
+    book: Book,
+    fleet: FleetId,
+    request: JoinRequest,
+    node: NodeId,
+    token_hash: str,
+    join_key_hash: str,
+    credential: tuple[str, datetime],
+    now: datetime,
+) -> Node:
+    row = next((row for row in book.tokens if row.secret_hash == token_hash and row.token.fleet == fleet), None)
+    row = _check_token(book, row, fleet, join_key_hash, now)
+    if row.token.used_by is None:
+        _enrol(book, fleet, request, node, row, join_key_hash, now)
+    else:
+        node = row.token.used_by
+        _join_again(book, request, node, row, now)
+    book.credentials.put(credential[0], CredentialRow(node=node, expires_at=credential[1]))
+    write_inventory(book, node, request.inventory, now)
+    poke(book, Topic.CONSOLE)
+    return view(book, node, now)
+
+
+def _check_token(book: Book, row: TokenRow | None, fleet: FleetId, join_key_hash: str, now: datetime) -> TokenRow:
+    if row is None:
+        raise Refused("token-unknown", f"this is no Join Token of Fleet {fleet}")
+    if book.fleets[fleet].kind is not FleetKind.NODE:
+        raise Refused("not-a-node-fleet", f"Fleet {fleet} enrols no machines")
+    if row.token.revoked_at is not None:
+        raise Refused("token-revoked", "the Join Token was revoked")
+    if row.token.used_by is not None and row.join_key_hash != join_key_hash:
+        raise Refused("token-used", "the Join Token was used")
+    if row.token.expires_at <= now:
+        raise Refused("token-expired", "the Join Token expired")
+    return row
+
+
+def _enrol(book: Book, fleet: FleetId, request: JoinRequest, node: NodeId, row: TokenRow, join_key_hash: str, now: datetime) -> None:
+    made = NodeRow(id=node, fleet=fleet, address=request.address, created_at=now, enrolled_by=row.token.created_by)
+    book.nodes.put(node, made)
+    used = evolve(row.token, used_at=now, used_by=node)
+    book.tokens.put(row.token.id, evolve(row, token=used, join_key_hash=join_key_hash, try_ordinal=request.try_))
+
+
+def _join_again(book: Book, request: JoinRequest, node: NodeId, row: TokenRow, now: datetime) -> None:
+    if request.try_ <= row.try_ordinal:
+        raise Refused("stale-try", f"join attempt {request.try_} is older than {row.try_ordinal}")
+    found = book.nodes[node]
+    if found.removed_at is not None or node in book.sessions:
+        raise Refused("token-used", f"Node {node} has connected since")
+    for hashed, credential in list(book.credentials.rows.items()):
+        if credential.node == node and credential.revoked_at is None:
+            book.credentials.put(hashed, evolve(credential, revoked_at=now))
+    book.nodes.put(node, evolve(found, address=request.address))
+    book.tokens.put(row.token.id, evolve(row, try_ordinal=request.try_))
+
+
+def _nodes_at(book: Book, fleet: FleetId, address: str, besides: NodeId, now: datetime) -> list[NodeId]:
+    found = []
+    for node in book.nodes:
+        session = book.sessions.get(node.id)
+        gateway = book.gateways.get(session.gateway) if session is not None and session.closed_at is None else None
+        here = _lives_in(node, fleet) and node.address == address and node.id != besides
+        if here and gateway is not None and gateway.lease_until > now:
+            found.append(node.id)
+    return sorted(found)
