@@ -37,7 +37,7 @@ from tuneplane.domain.plan import MemberPlan
 from tuneplane.domain.timings import Timings
 from tuneplane.nodeside.config import NodeConfig
 from tuneplane.nodeside.daemon import open_node
-from tuneplane.nodeside.identity import Identity, save_identity
+from tuneplane.nodeside.identity import Identity, load_identity, save_identity
 from tuneplane.wire.link import GatewayLink, serve_gateway
 
 pytestmark = pytest.mark.container
@@ -303,8 +303,10 @@ async def test_second_daemon_on_the_state_directory_or_runtime_is_refused_with_i
         with pytest.raises(Refused, match="already serves"):
             async with open_daemon(config_of(tmp_path / "state", podman)):
                 pass
+        other = private(tmp_path / "other")
+        save_identity(other, load_identity(tmp_path / "state"))
         with pytest.raises(Refused, match=str(tmp_path / "state")):
-            async with open_daemon(config_of(private(tmp_path / "other"), podman)):
+            async with open_daemon(config_of(other, podman)):
                 pass
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 from tuneplane.actors import Backoff, Budget, ChildSpec, Strategy, SupervisorSpec
 from tuneplane.domain.errors import InvalidInput
@@ -44,8 +44,10 @@ async def open_node(config: NodeConfig, *, machine: Machine | None = None, cards
     """
     prepare_state_dir(config)
     socket = config.runtime_socket or find_socket(config.runtime)
-    with hold_state_dir(config.state_dir), hold_runtime(socket, config.state_dir):
+    with ExitStack() as held:
+        held.enter_context(hold_state_dir(config.state_dir))
         identity = load_identity(config.state_dir)
+        held.enter_context(hold_runtime(socket, config.state_dir))
         async with (
             open_journal(config.state_dir, ThreadRunner()) as journal,
             open_engine(
