@@ -169,7 +169,7 @@ def test_what_a_node_reports_never_goes_back_on_the_control_side() -> None:
 
 
 def test_step_of_an_illegal_pair_names_machine_phase_and_event() -> None:
-    with pytest.raises(IllegalTransition, match="node member.*'started'.*'prepared'"):
+    with pytest.raises(IllegalTransition, match=r"node member.*'started'.*'prepared'"):
         step(P.PREPARED, E.STARTED)
 
 

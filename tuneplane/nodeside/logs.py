@@ -127,7 +127,7 @@ class MemberLog:
                     written = file.write(view[:room]) or 0
                 self._end += written
                 view = view[written:]
-        while self._end - self._segments[0] > self._member_bytes and len(self._segments) > 1:
+        while len(self._segments) > 1 and self._end - self._segments[0] > self._member_bytes:
             self._path(self._segments.pop(0)).unlink(missing_ok=True)
 
     def _rebase(self) -> None:
