@@ -60,6 +60,15 @@ ensure_venv() {
   echo "$digest $ROOT" >"$stamp"
 }
 
+# open_to_others DIR : whether every directory down to DIR may be passed through by other accounts.
+open_to_others() {
+  local directory=$1
+  while [ "$directory" != / ]; do
+    [ $((0$(stat -c %a "$directory") & 1)) = 1 ] || return 1
+    directory=$(dirname "$directory")
+  done
+}
+
 ensure_buf() {  # the protobuf linter comes as an npm package that carries its binary
   [ -x "$TOOLS/node_modules/.bin/buf" ] || {
     step "installing buf"
