@@ -31,6 +31,7 @@ from tuneplane.domain.secrets import secret_hash
 from .address import find_address
 from .files import write_durably
 from .identity import Identity, is_enrolled, save_identity
+from .locks import hold_state_dir
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +79,17 @@ class _Pending:
 
 
 async def join_fleet(order: JoinOrder, state_dir: Path, inventory: Inventory) -> Joined:
-    """Enrol and save the identity. Raises JoinFailed or InvalidInput; then nothing was saved but the join key.
+    """Enrol and save the identity. Raises JoinFailed, InvalidInput or Refused (a daemon holds the directory, R-ENR-10).
+    Then nothing was saved but the join key.
 
     Cancelled at any point it can be called again with the same order.
     """
     url = _console_url(order.server)
+    with hold_state_dir(state_dir):  # two joins, or a join beside a daemon, would mix their identities
+        return await _join_held(order, state_dir, inventory, url)
+
+
+async def _join_held(order: JoinOrder, state_dir: Path, inventory: Inventory, url: str) -> Joined:
     if is_enrolled(state_dir) and not order.force:
         raise JoinFailed("already-enrolled", f"this machine is already enrolled ({state_dir}); --force makes a new Node of it")
     tls = enrolment_context(order.trust_pem)
@@ -93,7 +100,8 @@ async def join_fleet(order: JoinOrder, state_dir: Path, inventory: Inventory) ->
     identity = _read_answer(answer, order.fleet, url, address)
     save_identity(state_dir, identity)
     (state_dir / PENDING_NAME).unlink(missing_ok=True)
-    return Joined(identity=identity, warnings=(*warnings, *map(str, answer.get("warnings", ()))))
+    unready = (f"this Node will not be ready: {problem}" for problem in inventory.problems)
+    return Joined(identity=identity, warnings=(*warnings, *map(str, answer.get("warnings", ())), *unready))
 
 
 def _console_url(server: str) -> str:
@@ -187,7 +195,7 @@ def clock_warning(date: str | None, now: datetime) -> tuple[str, ...]:
         return ()
     if abs(offset) < CLOCK_WARN_SECONDS:
         return ()
-    return (f"this machine's clock is {offset:+.0f} s off the console's; set it right, or certificates and credentials will fail",)
+    return (f"this machine's clock is {offset:+.0f} s against the console's; set it right, or certificates and credentials will fail",)
 
 
 def _refusal(response: httpx.Response) -> JoinFailed:

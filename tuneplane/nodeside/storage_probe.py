@@ -17,6 +17,7 @@ from tuneplane.domain.faultpoint import fault_point
 
 PROBE_SECONDS = 10.0  # a healthy mount answers in milliseconds, a busy one in seconds
 MAKE_SECONDS = 30.0
+REAP_SECONDS = 1.0  # for a killed child that can die; one that cannot is left behind
 MAX_COMPLAINT_BYTES = 2000  # one line of an error message, not a flood
 # write, fsync and read back a file of our own: a mount that only answers stat() may still be dead (L-J2)
 PROBE = 'set -e; d=$1; test -d "$d"; f="$d/.tuneplane-probe-$2"; echo "$2" >"$f"; sync "$f"; test "$(cat "$f")" = "$2"; rm -f "$f"'
@@ -70,6 +71,11 @@ async def run_killable(command: list[str], seconds: float, what: str) -> None:
     finally:
         if child.poll() is None:
             child.kill()
+            with trio.move_on_after(REAP_SECONDS, shield=True):
+                await child.wait()
+        if child.stderr is not None:
+            with trio.move_on_after(REAP_SECONDS, shield=True):
+                await child.stderr.aclose()
     if child.returncode is None or child.returncode == -9:
         raise StorageTrouble(f"{what} did not answer within {seconds:g} s")
     if child.returncode != 0:
@@ -80,7 +86,6 @@ async def _read_some(child: trio.Process) -> bytes:
     """The beginning of its complaints, read to their end so that it never blocks on them."""
     assert child.stderr is not None
     text = b""
-    async with child.stderr:
-        async for piece in child.stderr:
-            text = (text + piece)[:MAX_COMPLAINT_BYTES]
+    async for piece in child.stderr:
+        text = (text + piece)[:MAX_COMPLAINT_BYTES]
     return text

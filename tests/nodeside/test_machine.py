@@ -1,0 +1,212 @@
+"""Inventory, storage probe, locks, address, small files: what the daemon knows of its machine."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from attrs import evolve
+
+from tuneplane.domain.errors import InvalidInput, Refused
+from tuneplane.domain.fleets import Budgets, Gpu
+from tuneplane.domain.node_ports import Cards, EngineDown, EngineInfo
+from tuneplane.domain.timings import Timings
+from tuneplane.nodeside.address import find_address
+from tuneplane.nodeside.cards import read_cards
+from tuneplane.nodeside.config import NodeConfig, prepare_state_dir
+from tuneplane.nodeside.files import write_durably
+from tuneplane.nodeside.inventory import card_problems, survey
+from tuneplane.nodeside.locks import hold_runtime, hold_state_dir
+from tuneplane.nodeside.machine import LinuxMachine
+from tuneplane.nodeside.session import Patience
+from tuneplane.nodeside.storage_probe import StorageTrouble, make_output_directory, probe_storage, run_killable
+
+CARD = Gpu(index=0, uuid="GPU-a", name="NVIDIA H100", memory_bytes=80 << 30)
+
+
+class StandingEngine:
+    def __init__(self, gpu: bool = False, down: bool = False) -> None:
+        self.gpu, self.down = gpu, down
+
+    async def info(self) -> EngineInfo:
+        if self.down:
+            raise EngineDown("the container runtime at /x does not answer")
+        return EngineInfo(kind="podman", version="4.3.1", gpu_runtime=self.gpu)
+
+
+async def look(cards: Cards = Cards(), **changes: Any) -> Any:  # noqa: B008 - frozen
+    async def read() -> Cards:
+        return cards
+
+    values = {
+        "budgets": Budgets(cpu_millis=1000, memory_bytes=1000, gpu_indexes=()),
+        "storage_root": "",
+        "mark": "t",
+        "engine": StandingEngine(),
+        "read_cards": read,
+    }
+    return await survey(**{**values, **changes})
+
+
+async def test_survey_of_a_cpu_only_machine_has_no_problems() -> None:
+    """R-ENR-09, R-ENR-12: an empty GPU list needs no GPU runtime."""
+    found = await look()
+    assert found.inventory.problems == ()
+    assert found.inventory.cpu_count >= 1
+    assert found.inventory.memory_bytes > 1 << 28
+    assert found.inventory.runtime == "podman 4.3.1"
+    assert found.digest == (await look()).digest
+
+
+async def test_survey_grants_only_the_cards_of_the_budget() -> None:
+    """L-D1: indexes are for people, work is bound by UUID."""
+    other = evolve(CARD, index=1, uuid="GPU-b")
+    found = await look(
+        Cards(gpus=(CARD, other)), budgets=Budgets(cpu_millis=1, memory_bytes=1, gpu_indexes=(1,)), engine=StandingEngine(gpu=True)
+    )
+    assert found.grants.gpu_uuids == {"GPU-b"}
+    assert found.inventory.problems == ()
+
+
+async def test_survey_names_unset_budgets_a_silent_runtime_and_others_alarms() -> None:
+    found = await look(budgets=Budgets(), engine=StandingEngine(down=True), alarms=("the roof leaks",))
+    text = "\n".join(found.inventory.problems)
+    for part in ("TUNEPLANE_NODE_CPUS", "TUNEPLANE_NODE_MEMORY_GB", "TUNEPLANE_NODE_GPU_IDS", "does not answer", "the roof leaks"):
+        assert part in text
+    assert found.inventory.runtime == ""
+
+
+def test_cards_granted_without_a_runtime_for_them_or_missing_or_silent_are_problems() -> None:
+    """R-ENR-12, L-D4, L-D8."""
+    budgets = Budgets(gpu_indexes=(0, 1))
+    assert "Container Toolkit" in " ".join(card_problems(budgets, Cards(gpus=(CARD,)), gpu_runtime=False))
+    assert "missing: 1" in " ".join(card_problems(budgets, Cards(gpus=(CARD,)), gpu_runtime=True))
+    assert "driver" in " ".join(card_problems(budgets, Cards(problem="the GPU driver is stuck"), gpu_runtime=True))
+    assert card_problems(Budgets(gpu_indexes=()), Cards(), gpu_runtime=False) == ()
+
+
+async def test_cards_of_a_machine_without_a_driver_are_none() -> None:
+    assert await read_cards() == Cards()
+
+
+async def test_storage_root_that_can_be_written_is_seen_and_left_clean(tmp_path: Path) -> None:
+    """L-J2."""
+    assert (await probe_storage(str(tmp_path), "node-1")).seen
+    assert os.listdir(tmp_path) == []
+
+
+async def test_storage_root_that_is_not_there_is_not_seen_with_the_reason(tmp_path: Path) -> None:
+    sight = await probe_storage(str(tmp_path / "gone"), "node-1")
+    assert not sight.seen
+    assert "gone" in sight.problem
+
+
+async def test_storage_access_that_hangs_is_given_up_at_its_deadline() -> None:
+    """L-J1: a child that does not answer is killed and left, the daemon goes on."""
+    begun = time.monotonic()
+    with pytest.raises(StorageTrouble, match=r"did not answer within 0\.2 s"):
+        await run_killable(["sleep", "60"], 0.2, "the storage root")
+    assert time.monotonic() - begun < 5
+
+
+async def test_storage_access_that_is_cancelled_leaves_no_child(tmp_path: Path) -> None:
+    mark = f"37.{os.getpid()}"
+    with trio.move_on_after(0.2):
+        await run_killable(["sleep", mark], 60, "x")
+    assert not _sleeping(mark)
+
+
+def _sleeping(mark: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes() == f"sleep\0{mark}\0".encode():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.mark.parametrize("directory", ["/elsewhere/out", "{root}", "{root}/../out", "{root}x/out"])
+async def test_output_directory_outside_the_storage_root_is_refused(tmp_path: Path, directory: str) -> None:
+    with pytest.raises(StorageTrouble):
+        await make_output_directory(str(tmp_path), directory.format(root=tmp_path))
+
+
+def test_state_directory_below_the_storage_root_is_refused(tmp_path: Path) -> None:
+    """R-ENR-04."""
+    with pytest.raises(InvalidInput, match="TUNEPLANE_NODE_STATE_DIR"):
+        prepare_state_dir(NodeConfig(state_dir=tmp_path / "s" / "state", storage_root=str(tmp_path / "s")))
+    with pytest.raises(InvalidInput, match="absolute"):
+        prepare_state_dir(NodeConfig(state_dir=Path("state")))
+    prepare_state_dir(NodeConfig(state_dir=tmp_path / "state", storage_root=str(tmp_path / "s")))
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
+def test_locks_name_who_holds_them_and_are_free_afterwards(tmp_path: Path) -> None:
+    """R-ENR-10."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    for directory in (first, second):
+        directory.mkdir()
+    with hold_state_dir(first), hold_runtime(Path("/x.sock"), first, tmp_path):
+        with pytest.raises(Refused, match=str(os.getpid())), hold_state_dir(first):
+            pass
+        with pytest.raises(Refused, match=str(first)), hold_runtime(Path("/x.sock"), second, tmp_path):
+            pass
+        with hold_runtime(Path("/y.sock"), second, tmp_path):
+            pass
+    with hold_state_dir(first), hold_runtime(Path("/x.sock"), second, tmp_path):
+        pass
+
+
+def test_file_whose_write_fails_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L-J8, L-A7: a full disk empties no identity."""
+    path = tmp_path / "f"
+    write_durably(path, b"old", point="node.identity.write")
+
+    def full(descriptor: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        write_durably(path, b"new", point="node.identity.write")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir()] == ["f"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_address_is_a_name_that_resolves_elsewhere_or_the_source_towards_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-ENR-13, L-H6."""
+    monkeypatch.setattr("socket.getfqdn", lambda: "localhost")
+    assert await find_address("127.0.0.1") == "127.0.0.1"
+    monkeypatch.setattr("socket.getfqdn", lambda: "192.0.2.7")
+    assert await find_address("127.0.0.1") == "192.0.2.7"
+
+
+def test_machine_tells_boot_and_time() -> None:
+    machine = LinuxMachine()
+    assert len(machine.boot_id()) == 36
+    assert machine.boot_seconds() > 0
+    assert machine.now().tzinfo is not None
+
+
+def test_patience_grows_to_its_cap_and_begins_anew_after_a_long_session() -> None:
+    """L-B6, L-B15: full jitter, capped; a gateway's wish and a settled refusal are honoured."""
+    timings = Timings()
+    patience = Patience(timings)
+
+    def wait(**how: Any) -> float:
+        return patience.next_wait(**{"jitter": 0.999, "lived_seconds": 0.0, "asked_seconds": 0.0, "settled": False, **how})
+
+    waits = [wait() for _ in range(12)]
+    assert waits == sorted(waits)
+    assert waits[0] < timings.reconnect_first
+    assert waits[-1] <= timings.reconnect_most
+    assert wait(jitter=0.0, asked_seconds=7.0) == 7.0
+    assert wait(settled=True, jitter=0.0) == timings.reconnect_most
+    assert wait(lived_seconds=3600.0) < timings.reconnect_first
