@@ -112,7 +112,7 @@ async def test_join_saves_the_identity_and_passes_warnings_on(tmp_path: Path) ->
     assert joined.warnings == ("another Node answers at this address",)
     assert load_identity(state) == joined.identity
     assert (joined.identity.node, joined.identity.gateway_target) == ("node-a", "gateway.example:8443")
-    assert sorted(each.name for each in state.iterdir()) == ["daemon.lock", "identity.json"]
+    assert sorted(each.name for each in state.iterdir()) == ["identity.json"]
 
 
 async def test_join_whose_answer_is_lost_asks_again_with_the_same_key_and_a_higher_try(tmp_path: Path) -> None:

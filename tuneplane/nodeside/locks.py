@@ -47,16 +47,36 @@ def _shared_directory() -> Path:
 
 @contextmanager
 def _held(path: Path, text: str) -> Iterator[str | None]:
-    """Yields None while held, else what the holder wrote."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """Yields None while held, else what the holder wrote. The file goes with its lock."""
+    descriptor = _lock(path)
+    if descriptor is None:
+        yield _read(path)
+        return
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield os.pread(descriptor, MAX_NAME_BYTES, 0).decode(errors="replace").strip()
-            return
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode(), 0)
         yield None
     finally:
+        path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def _lock(path: Path) -> int | None:
+    """The locked file, or None when somebody else holds it. A file that its holder removed meanwhile is opened anew."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        os.close(descriptor)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes()[:MAX_NAME_BYTES].decode(errors="replace").strip()
+    except OSError:
+        return ""
