@@ -1,0 +1,133 @@
+"""The invariants, checked after every commit of the database and every start of a container."""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from tuneplane.domain.frames import CommandKind
+from tuneplane.domain.ids import MemberId, NodeId, operation_id
+from tuneplane.domain.launch_table import ENDED_PHASES, JobState, MemberPhase
+from tuneplane.domain.member_table import ENDED
+
+from .fate import Fate
+from .machine import Container, SimMachine
+from .processes import CPU_MILLIS, MEMORY_BYTES, NodeDaemon
+from .twin import Book, Change
+from .twin.rows import MemberRow
+
+
+@define(eq=False)
+class Judge:
+    """Knows the truth: the machines. Compares it with what the control plane and the journals believe."""
+
+    fate: Fate
+    book: Book
+    machines: dict[NodeId, SimMachine] = field(factory=dict)
+    daemons: dict[NodeId, NodeDaemon] = field(factory=dict)
+    starts: dict[MemberId, int] = field(factory=dict)
+    orphaned: set[MemberId] = field(factory=set)  # their Node's journal was lost: nobody is left to confirm the clean-up
+
+    # ------------------------------------------------ the machines
+
+    def started(self, machine: SimMachine, container: Container) -> None:
+        """A container has just been started."""
+        member = container.member
+        self.starts[member] = self.starts.get(member, 0) + 1
+        self.fate.judge(self.starts[member] == 1, "R-LCH-02: {} was started {} times", member, self.starts[member])
+        self.fate.judge(not container.is_fence, "P-01: the fence of {} was started", member)
+        row = self.book.members.get(member)
+        self.fate.judge(row is not None and row.node == machine.node, "{} was started on {}, where it is not placed", member, machine.node)
+        assert row is not None
+        self.fate.judge(
+            row.phase not in ENDED_PHASES, "R-LCH-12: {} was started though the control plane knows it as {}", member, row.phase
+        )
+        decided = operation_id(member, "commit") in self.book.commands
+        self.fate.judge(decided, "P-10: {} was started though no commit was decided", member)
+        core = self.daemons[machine.node].core
+        record = core.journal.member(member) if core is not None else None
+        ended = record is not None and record.phase in ENDED
+        self.fate.judge(not ended, "P-01: {} was started after its journal said {}", member, record.phase if record else "")
+        self._check_share(machine)
+
+    def _check_share(self, machine: SimMachine) -> None:
+        """R-LCH-06: what really runs at once fits the machine."""
+        running = [self._row(one) for one in machine.containers.values() if one.running]
+        holders = [uuid for one in machine.containers.values() if one.running for uuid in one.spec.gpu_uuids]
+        self.fate.judge(len(holders) == len(set(holders)), "a card of {} runs two members: {}", machine.node, holders)
+        cpu = sum(one.spec.cpu_millis for one in machine.containers.values() if one.running)
+        memory = sum(one.spec.memory_bytes for one in machine.containers.values() if one.running)
+        fits = cpu <= CPU_MILLIS and memory <= MEMORY_BYTES
+        self.fate.judge(fits, "{} runs {} over its budget: {} CPU, {} bytes", machine.node, running, cpu, memory)
+
+    def _row(self, container: Container) -> str:
+        return container.member
+
+    # ------------------------------------------------ the database
+
+    def committed(self, name: str, changes: list[Change]) -> None:
+        """A unit of work has just become durable."""
+        for change in changes:
+            if change.table == "members" and isinstance(change.after, MemberRow):
+                before = change.before.phase if isinstance(change.before, MemberRow) else None
+                self._member_moved(before, change.after)
+            elif change.table == "jobs" and change.after is not None:
+                self._job_moved(change.after)
+            elif change.table == "holds" and change.after is None:
+                self._released(MemberId(str(change.key)))
+            elif change.table == "commands" and change.before is None:
+                self._commanded(change.after)
+
+    def _containers(self, member: MemberId) -> list[Container]:
+        return [one for machine in self.machines.values() for one in machine.of_member(member)]
+
+    def _member_moved(self, before: MemberPhase | None, row: MemberRow) -> None:
+        if row.phase is not before:
+            self.fate.history.add("database", "{} {} -> {} {}", row.id, before and before.value, row.phase.value, row.reason_code)
+        if row.phase not in ENDED_PHASES or before is row.phase:
+            return
+        started = [one for one in self._containers(row.id) if one.starts]
+        self.fate.judge(not any(one.running for one in started), "R-LCH-03: {} is {} while it runs", row.id, row.phase.value)
+        if row.phase is MemberPhase.ABORTED:
+            self.fate.judge(not started, "{} is aborted, yet it was started", row.id)
+        if row.exit_code == 0 and not row.reason_code and not row.oom_killed:
+            proven = any(one.succeeded for one in started)
+            self.fate.judge(proven, "P-04: {} counts as succeeded, and it was not: {}", row.id, [one.ending for one in started])
+
+    def _job_moved(self, job: object) -> None:
+        state, name = getattr(job, "state", None), getattr(job, "id", "")
+        if state is JobState.SUCCEEDED:
+            rows = [row for row in self.book.members if row.job == name]
+            proven = all(any(one.succeeded for one in self._containers(row.id)) for row in rows)
+            self.fate.judge(bool(rows) and proven, "P-04: {} succeeded without evidence", name)
+
+    def _released(self, member: MemberId) -> None:
+        row = self.book.members[member]
+        self.fate.judge(row.phase in ENDED_PHASES, "R-LCH-03: what {} holds was released while it is {}", member, row.phase.value)
+        running = any(one.running for one in self._containers(member))
+        self.fate.judge(not running, "R-LCH-03: what {} holds was released while it runs", member)
+
+    def _commanded(self, row: object) -> None:
+        kind, member = getattr(row, "kind", None), getattr(row, "member", MemberId(""))
+        self.fate.history.add("database", "command {}", getattr(row, "operation", ""))
+        if kind is CommandKind.COMMIT:
+            stopped = self.book.jobs[self.book.members[member].job].stop_asked_at is not None
+            self.fate.judge(not stopped, "R-LCH-12: a commit of {} was decided after its stop was accepted", member)
+
+    def journal_lost(self, node: NodeId) -> None:
+        self.orphaned |= {row.id for row in self.book.members if row.node == node}
+
+    # ------------------------------------------------ at the end
+
+    def left_over(self) -> list[str]:
+        """What keeps the world from rest, in words; empty when it has converged."""
+        left = [f"{job.id} is {job.state.value}" for job in self.book.jobs if job.ended_at is None]
+        left += [f"{hold.member} holds resources of {hold.node}" for hold in self.book.holds]
+        left += [
+            f"{row.id} ({row.phase.value}) is not cleaned" for row in self.book.members if not row.cleaned and row.id not in self.orphaned
+        ]
+        left += [f"command {row.operation} is open" for row in self.book.commands if row.open]
+        for machine in self.machines.values():
+            rest = [one for one in machine.containers.values() if not one.is_fence]
+            left += [f"{one.spec.name} is still on {machine.node}" for one in rest if one.running or one.member not in self.orphaned]
+        left += [f"{node.id} has used {node.cpu_used} CPU" for node in self.book.nodes if node.cpu_used or node.memory_used]
+        return left
