@@ -155,6 +155,20 @@ async def test_node_session_cancelled_resets_its_stream(batched: bool) -> None:
         await gateway.door.wait_ended("victim", PROMPT_SECONDS)
 
 
+async def test_node_session_cancelled_at_any_moment_of_its_opening_leaves_nothing(batched: bool) -> None:
+    """Every step of dialling, handshake, request and greeting, by deadlines that creep forward."""
+    async with gateway_with_bystander(batched) as gateway:
+        opened = 0
+        for step in range(120):
+            with trio.move_on_after(step * 0.00025) as scope:
+                await gateway.session("victim", _leave_at_once)
+            opened += not scope.cancelled_caught
+        assert opened > 0, "the deadlines never reached the end"
+        assert opened < 120
+        with trio.fail_after(PROMPT_SECONDS):
+            await gateway.session("victim", _leave_at_once)
+
+
 @pytest.mark.parametrize("frame", [b"\x00\x00\x04\xfa\x00\x00\x00\x00\x00abcd", b"\x00\x00\x05\x0a\x00\x00\x00\x00\x00\x00\x01ab="])
 async def test_gateway_ignores_an_unknown_http2_frame(batched: bool, frame: bytes) -> None:
     """RFC 9113, 4.1. Stock grpclib lets one such frame of a stranger end the whole process. The second is ALTSVC."""
@@ -346,6 +360,10 @@ def _ca(gateway: Gateway) -> str:
     path = gateway.certificates.certificate.with_name("ca.crt")
     path.write_text(gateway.certificates.trust_pem)
     return str(path)
+
+
+async def _leave_at_once(link: NodeLink) -> None:
+    await trio.lowlevel.checkpoint()
 
 
 async def _report(link: NodeLink, up: trio.Event) -> None:

@@ -212,6 +212,10 @@ class Call:
             if self.when_gone is not None:
                 self.when_gone()
 
+    def forget(self) -> None:
+        """Let go of the receiver: the call is over on both sides and nothing more will be delivered."""
+        self._buffer.detach()
+
     def remote_status(self) -> tuple[int, str]:
         """Client side, after the end of the stream: gRPC status and message of the server; (2, …) when it sent none."""
         headers = dict(self._stream.trailers or self._stream.headers or ())
@@ -231,6 +235,7 @@ class Call:
             return False
         self._gone = (code, detail)
         self.owner.calls.discard(self)
+        self._stream.window_updated = asyncio.Event()  # no cycle through us
         self.discard_queued()
         self._rest = None
         self._drained.unpark_all()

@@ -214,6 +214,7 @@ class _Serving:
 def _conclude(call: Call) -> None:
     """The asyncio half of a served call has written its trailers."""
     _say_farewell(call.owner)
+    call.forget()
     call.concluded.set()
 
 
@@ -341,6 +342,8 @@ async def _client_half(channel: _Channel, settings: CallSettings, metadata: dict
     try:
         async with channel.request(settings.path, Cardinality.STREAM_STREAM, bytes, bytes, metadata=metadata) as stream:
             await stream.send_request()
+            if ready.done():  # the caller was cancelled in this very step
+                return
             call = Call(stream._stream, settings.lanes, {}, _peer_name(stream.peer))
             ready.set_result(call)
             try:

@@ -56,6 +56,11 @@ class MessageBuffer:
             return
         self.resume()
 
+    def detach(self) -> None:
+        """Deliver nothing any more."""
+        self._end("closed", "closed on this side")
+        self._receiver = None
+
     def add(self, data: bytes, ack_size: int) -> None:
         """DATA of the stream; ``ack_size`` counts its padding too."""
         self._unacked += ack_size

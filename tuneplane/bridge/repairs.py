@@ -137,6 +137,7 @@ class PeerProtocol(H2Protocol):  # type: ignore[misc]
         try:
             super().connection_lost(exc)
         finally:
+            self.transport = self.connection.owner = None  # no cycles: 40 KiB a connection that only the collector would free
             self.closed.set()
             if self.on_closed is not None:
                 self.on_closed(self)
