@@ -25,7 +25,7 @@ from tuneplane.domain.timings import PRODUCTION, Timings
 from tuneplane.storage import PostgresStorage, open_storage
 from tuneplane.web.app import WebApp
 from tuneplane.web.routes import ROUTES
-from tuneplane.web.server import WhereListening, make_site, web_root
+from tuneplane.web.server import WhereListening, make_site, site_tree
 from tuneplane.web.site import Site
 
 from .documented import Documented
@@ -192,16 +192,8 @@ async def open_server(database: str, tmp: Path, *, timings: Timings = TIMINGS, p
     """The whole web room as its supervision tree, on a real HTTPS socket."""
     with make_certificate(tmp) as paths:
         async with open_site(database, timings=timings) as running:
-            root = web_root(
-                running.api,
-                running.storage,
-                listen=("127.0.0.1", port),
-                certificate=paths.certificate,
-                key=paths.key,
-                jwt_secret=SECRET,
-                timings=timings,
-                clock=now,
-                entropy=secrets.token_bytes,
+            root = site_tree(
+                running.site, listen=("127.0.0.1", port), certificate=paths.certificate, key=paths.key, timings=timings
             )
             async with open_system("test", root) as system:
                 _, bound = await system.find("web/server").ask(WhereListening(), 5)

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from tests.web.documented import DOCUMENT
+from tests.web.events import open_events
 from tests.web.support import PASSWORD, job_spec, make_app, open_server, open_site
 from tests.web.world import INVENTORY, connect_node, drive, join_body, place_job
 from tuneplane import __version__
@@ -96,8 +97,8 @@ async def test_every_documented_route_answers_as_documented(database: str, tmp_p
         await drive(running, node, epoch, member, P.STOPPING, P.TERMINATED, exit_code=0, cleaned=True)
         assert (await http.get(f"/api/jobs/{job}")).json()["state"] == "stopped"
         with trio.fail_after(10):
-            async with http.stream("GET", "/api/events") as events:
-                assert events.headers["content-type"] == "text/event-stream"
+            async with open_events(http, "/api/events"):
+                running.documented.seen.add(("GET", "/api/events", 200))
 
         assert (await http.patch(f"/api/nodes/{node}", json={"state": "draining", "reason": "disk"})).status_code == 200
         assert (await http.delete(f"/api/nodes/{node}")).status_code == 204

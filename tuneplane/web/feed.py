@@ -28,7 +28,7 @@ log = structlog.get_logger("tuneplane.web.feed")
 
 LOOK_SECONDS = 0.5  # pokes come in bursts; people see no difference below it
 FRESH_SECONDS = 10.0  # several poll intervals: a look older than this is called stale
-RETRY_SECONDS = 1.0  # the database is away: look for it again
+LOOK_DEADLINE_SECONDS = 5.0  # a database that hangs is one that is away
 LOOKED_AT = 500  # rows per list in one look: the newest, one page
 MOST_PENDING = 500  # changes kept for a slow watcher; beyond them it is told to look at everything
 EVERYTHING = User(username=UserName("the-console-feed"), role="admin", created_at=datetime(2026, 1, 1, tzinfo=UTC))
@@ -111,6 +111,7 @@ class Feed:
     _last: _Look | None = None
     _looked_at: float = -1e9  # Trio's clock
     _poked: trio.Event = field(factory=trio.Event)
+    reachable: bool = True  # whether the last look could be taken: a change is logged once
 
     @property
     def fresh(self) -> bool:
@@ -132,21 +133,24 @@ class Feed:
         await self._poked.wait()
 
     async def run(self, api: ControlApi, storage: Storage) -> None:
-        """Listen and look for ever. The database's absence is waited out; anything else is the caller's."""
-        while True:
-            try:
-                await self._listen(api, storage)
-            except StorageUnavailable as error:
-                log.warning("the feed lost the database", error=str(error))
-            await trio.sleep(RETRY_SECONDS)
-
-    async def _listen(self, api: ControlApi, storage: Storage) -> None:
+        """Listen and look for ever. The database's absence is waited out, poll by poll; anything else is the caller's."""
         async with storage.open_pokes([Topic.CONSOLE]) as pokes:
             async for _ in pokes:
                 self._poked.set()
                 self._poked = trio.Event()
-                await self._look(api, storage)
+                await self._look_if_possible(api, storage)
                 await trio.sleep(LOOK_SECONDS)
+
+    async def _look_if_possible(self, api: ControlApi, storage: Storage) -> None:
+        try:
+            with trio.fail_after(LOOK_DEADLINE_SECONDS):
+                await self._look(api, storage)
+        except (StorageUnavailable, trio.TooSlowError) as error:
+            if self.reachable:
+                log.warning("the feed lost the database", error=str(error) or "no answer in time")
+            self.reachable = False
+        else:
+            self.reachable = True
 
     async def _look(self, api: ControlApi, storage: Storage) -> None:
         if not self._watchers:

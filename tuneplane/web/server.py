@@ -135,11 +135,16 @@ def web_root(
 ) -> SupervisorSpec:
     """The web room's tree: ``web/feed`` and ``web/server``. Ask ``web/server`` for :class:`WhereListening`."""
     site = make_site(api, storage, jwt_secret=jwt_secret, clock=clock, entropy=entropy)
+    return site_tree(site, listen=listen, certificate=certificate, key=key, timings=timings)
+
+
+def site_tree(site: Site, *, listen: tuple[str, int], certificate: Path, key: Path, timings: Timings) -> SupervisorSpec:
+    """The tree over a site that is made already."""
     place = Place(*listen)
     return SupervisorSpec(
         name="web",
         children=(
-            ChildSpec(name="feed", factory=partial(FeedReader, site), stop_seconds=0.0),  # it only reads: nothing to finish
+            ChildSpec(name="feed", factory=partial(FeedReader, site), stop_seconds=0),  # it has nothing to finish
             ChildSpec(
                 name="server",
                 factory=partial(WebServer, site, place, certificate, key),

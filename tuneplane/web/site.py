@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import trio
 from attrs import Factory, frozen
 
 from tuneplane.control.api import Clock, ControlApi, Entropy
+from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.ids import ID_ENTROPY_BYTES, spell_id
 from tuneplane.domain.jobs import User
 from tuneplane.domain.ports import Storage
@@ -16,6 +18,8 @@ from .feed import Feed
 from .metrics import Metrics
 from .sessions import Sessions
 from .streams import StreamCount
+
+CHECK_DEADLINE_SECONDS = 2.0  # a stream's sign of life must not wait for a database that hangs
 
 
 @frozen(kw_only=True)
@@ -40,8 +44,12 @@ class Site:
         """What a stream asks every few seconds: that its account may still be here, and whether the data are fresh."""
 
         async def check() -> dict[str, Any]:
-            if self.feed.fresh:  # while the database is away nobody can be looked up: the stream says stale, and stays
-                await self.api.accounts.user_of_session(user.username)
-            return {"fresh": self.feed.fresh, "at": self.clock()}
+            fresh = self.feed.fresh
+            try:
+                with trio.fail_after(CHECK_DEADLINE_SECONDS):
+                    await self.api.accounts.user_of_session(user.username)
+            except (StorageUnavailable, trio.TooSlowError):
+                fresh = False  # nobody can be looked up: the stream says stale, and stays
+            return {"fresh": fresh, "at": self.clock()}
 
         return check
