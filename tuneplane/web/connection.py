@@ -18,7 +18,7 @@ import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Closed, RawData
+from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
@@ -125,7 +125,7 @@ class _Connection(TCPServer):  # type: ignore[misc]  # its stubs are skipped
             self._answered = True
             self._feeding.cancel()  # it may wait for an application that has already answered
             self._task_group.spawn(self._close_later)
-        else:
+        elif not (isinstance(event, Updated) and self._read_over.is_set()):
             await super().protocol_send(event)
 
     def _peer_still_sends(self) -> bool:
@@ -149,6 +149,7 @@ class _Connection(TCPServer):  # type: ignore[misc]  # its stubs are skipped
             data = await self._receive()
         self._read_over.set()
         await self.protocol.handle(Closed())
+        await self.idle_task.stop()  # else a connection that is over waits here for its idle time, with its descriptor
 
     async def _receive(self) -> bytes:
         try:
@@ -175,6 +176,20 @@ class _Connection(TCPServer):  # type: ignore[misc]  # its stubs are skipped
         if isinstance(wrapper.protocol, H11Protocol):
             wrapper.protocol._send_error_response = _problem_sender(wrapper.protocol)
             wrapper.protocol._check_protocol = _no_upgrade
+        else:
+            wrapper.protocol.streams = _Streams()
+
+
+class _Streams(dict[int, Any]):
+    """HTTP/2 streams by id. Data of a stream that was answered and closed meanwhile is dropped; stock it ends the connection."""
+
+    def __missing__(self, stream_id: int) -> _Answered:
+        return _Answered()
+
+
+class _Answered:
+    async def handle(self, event: Any) -> None:
+        """What comes after the answer is nobody's."""
 
 
 async def _no_upgrade(request: h11.Request) -> None:
