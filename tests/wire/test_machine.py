@@ -30,7 +30,8 @@ from tuneplane.domain.frames import (
     Welcome,
 )
 from tuneplane.domain.ids import GatewayId, MemberId, OperationId
-from tuneplane.wire.machine import TABLE, LocalProtocolError, RemoteProtocolError, Role, SessionMachine, SessionState, step
+from tuneplane.domain.session_table import SESSION_TABLE, Role, SessionState, step_session
+from tuneplane.wire.machine import LocalProtocolError, RemoteProtocolError, SessionMachine
 
 INVENTORY = Inventory(hostname="h", node_version="0", cpu_count=1, memory_bytes=1)
 SAMPLES: dict[type, Any] = {
@@ -71,13 +72,13 @@ def machine_in(state: SessionState, role: Role) -> SessionMachine:
 
 
 def test_table_has_a_row_for_every_state_and_sender() -> None:
-    assert set(TABLE) == set(itertools.product(SessionState, Role))
+    assert set(SESSION_TABLE) == set(itertools.product(SessionState, Role))
 
 
 @pytest.mark.parametrize(("state", "sender", "kind"), GRID)
 def test_machine_frame_is_legal_by_the_same_rule_at_both_ends(state: SessionState, sender: Role, kind: type) -> None:
     """Each frame through both roles: what one end may send the other accepts, and the reverse (h11's test)."""
-    expected = step(state, sender, kind)
+    expected = step_session(state, sender, kind)
     at_sender, at_receiver = machine_in(state, sender), machine_in(state, sender.peer)
     if expected is None:
         with pytest.raises(LocalProtocolError):
@@ -96,7 +97,7 @@ def test_machine_frame_is_legal_by_the_same_rule_at_both_ends(state: SessionStat
 
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_table_frame_belongs_to_one_end(kind: type) -> None:
-    senders = {sender for (_, sender), row in TABLE.items() if kind in row}
+    senders = {sender for (_, sender), row in SESSION_TABLE.items() if kind in row}
     assert senders == {Role.NODE if kind in NODE_FRAMES else Role.GATEWAY}
 
 

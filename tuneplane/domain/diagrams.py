@@ -11,6 +11,7 @@ from enum import Enum
 
 from .launch_table import ATTEMPT_TABLE, MEMBER_TABLE, AttemptAction, AttemptState, MemberPhase
 from .member_table import NODE_MEMBER_TABLE, NodePhase
+from .session_table import SESSION_TABLE, SessionState
 
 MARKED = re.compile(r"(<!-- diagram: ([a-z-]+) -->).*?(<!-- end -->)", re.DOTALL)
 
@@ -43,6 +44,16 @@ def node_member_diagram() -> str:
     return _mermaid(NodePhase.ABSENT.value, [(*ends, ", ".join(events)) for ends, events in merged.items()], [])
 
 
+def session_diagram() -> str:
+    """Mermaid of the session table; a label is ``sender: frames``."""
+    merged: dict[tuple[str, str, str], list[str]] = {}
+    for (state, sender), row in SESSION_TABLE.items():
+        for kind, target in row.items():
+            merged.setdefault((state.value, target.value, sender.value), []).append(kind.__name__)
+    arrows = [(state, target, f"{sender}, {', '.join(frames)}") for (state, target, sender), frames in merged.items()]
+    return _mermaid(SessionState.OPENED.value, arrows, _ends(SessionState, arrows))
+
+
 def _ends(states: Iterable[Enum], arrows: list[Arrow]) -> list[str]:
     """States that nothing leaves."""
     left = {source for source, target, _ in arrows if source != target}
@@ -60,6 +71,7 @@ DIAGRAMS: dict[str, Callable[[], str]] = {
     "attempt": attempt_diagram,
     "member": member_diagram,
     "node-member": node_member_diagram,
+    "session": session_diagram,
 }
 
 

@@ -11,8 +11,9 @@ import trio
 
 from ...bridge.call import Call, CallClosed, LaneFull, LaneLimit
 from ...domain.frames import MAX_FRAME_BYTES, GatewayFrame, Lane, NodeFrame, lane_of
+from ...domain.session_table import Role
 from ..fields import FrameError
-from ..machine import LocalProtocolError, RemoteProtocolError, Role, SessionMachine
+from ..machine import LocalProtocolError, RemoteProtocolError, SessionMachine
 
 log = logging.getLogger("tuneplane.wire")
 

@@ -31,9 +31,9 @@ from ...domain.frames import (
     Welcome,
 )
 from ...domain.jobs import NodeIdentity
+from ...domain.session_table import Role, SessionState
 from ...domain.timings import Timings
 from ..gateway_codec import encode_gateway_frame
-from ..machine import Role, SessionState
 from ..node_codec import decode_node_frame
 from .base import KEEPALIVE_SHARE, LANES, SESSION_PATH, Link, LinkClosed
 

@@ -24,9 +24,10 @@ from ...domain.frames import (
     NodeFrame,
     Welcome,
 )
+from ...domain.session_table import Role
 from ...domain.timings import Timings
 from ..gateway_codec import decode_gateway_frame
-from ..machine import LocalProtocolError, Role
+from ..machine import LocalProtocolError
 from ..node_codec import encode_node_frame
 from .base import KEEPALIVE_SHARE, LANES, SESSION_PATH, Link, LinkClosed, LinkFull
 from .gateway import BEARER, GRACE_SECONDS, utc_now
