@@ -141,7 +141,12 @@ class SessionActor(Actor):
 
     async def _session(self, link: NodeLink, context: Context) -> None:
         """The body of one session. The epoch is on the disk before the first command is looked at (P-06)."""
-        fresh = await self.core.journal.open_session(link.welcome.session_epoch)
+        try:
+            fresh = await self.core.journal.open_session(link.welcome.session_epoch)
+        except (OSError, sqlite3.Error) as error:  # a full disk, say: no reason to take the members' drivers down
+            log.error("cannot journal session epoch %d: %s", link.welcome.session_epoch, error)
+            link.close("journal-failed", f"the session's epoch cannot be journalled: {error}")
+            return
         self._raise_alarm(link, fresh)
         self._last_code = ""
         self._acknowledged.clear()
