@@ -87,7 +87,7 @@ class Judge:
             return
         started = [one for one in self._containers(row.id) if one.starts]
         self.fate.judge(not any(one.running for one in started), "R-LCH-03: {} is {} while it runs", row.id, row.phase.value)
-        if row.phase is MemberPhase.ABORTED:
+        if row.phase is MemberPhase.ABORTED and row.id not in self.orphaned:  # a new journal cannot know what the lost one did
             self.fate.judge(not started, "{} is aborted, yet it was started", row.id)
         if row.exit_code == 0 and not row.reason_code and not row.oom_killed:
             proven = any(one.succeeded for one in started)

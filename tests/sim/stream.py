@@ -192,7 +192,7 @@ class End:
             return False
         self.gone = (code, detail)
         self.discard_queued()
-        self.network.ends.discard(self)
+        self.network.ends.pop(self, None)
         return True
 
 
@@ -209,7 +209,7 @@ class Network:
 
     fate: Fate
     gateways: tuple[str, ...] = ()
-    ends: set[End] = field(factory=set)
+    ends: dict[End, None] = field(factory=dict)
     cuts: set[frozenset[str]] = field(factory=set)
     listeners: dict[tuple[str, int], Listener] = field(factory=dict)
     _due: list[tuple[float, int, Callable[[], None]]] = field(factory=list)
@@ -239,7 +239,7 @@ class Network:
         """It was killed: its sockets are reset by its kernel."""
         for address in [address for address, listener in self.listeners.items() if listener.owner == name]:
             del self.listeners[address]
-        for end in sorted((end for end in self.ends if end.owner == name), key=lambda end: end.peer):
+        for end in [end for end in self.ends if end.owner == name]:
             end.note_gone("connection-lost", "the process is gone")
             end.reset()
 
@@ -324,7 +324,7 @@ class Network:
         here = End(self, process, gateway, {}, settings)
         there = End(self, gateway, process, metadata, listener.settings)
         here.other, there.other = there, here
-        self.ends |= {here, there}
+        self.ends |= {here: None, there: None}
         try:
             listener.accept.send_nowait(there)
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):

@@ -37,7 +37,8 @@ class Storm:
             raise StorageUnavailable(f"{name}: no connection")
 
     async def depart(self, name: str) -> None:
-        await trio.sleep(self._seconds())
+        if self.fate.random.random() < 0.2:  # else the answer is there in the same moment: a turn of the scheduler costs
+            await trio.sleep(self._seconds())
         await self.life.gate()
         if self.outages.away or self.fate.strikes("storage-lost", 0.05):
             self.fate.history.add(self.life.process, "storage: the answer to {} is lost", name)

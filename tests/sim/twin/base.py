@@ -60,7 +60,7 @@ class Database:
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     book: Book = field(factory=Book)
     watchers: list[Callable[[str, list[Change]], None]] = field(factory=list)
-    listeners: set[Turns] = field(factory=set)
+    listeners: dict[Turns, None] = field(factory=dict)  # in the order of their coming
 
 
 @define(eq=False)
@@ -113,11 +113,11 @@ class Client:
     async def open_pokes(self, topics: Sequence[Topic]) -> AsyncIterator[AsyncIterator[frozenset[Topic]]]:
         await trio.lowlevel.checkpoint()
         turns = Turns(frozenset(topics), self.timings.poll, self.weather)
-        self.database.listeners.add(turns)
+        self.database.listeners[turns] = None
         try:
             yield turns
         finally:
-            self.database.listeners.discard(turns)
+            del self.database.listeners[turns]
 
     async def ping(self) -> None:
         await self.read("ping", lambda book: None)
