@@ -245,8 +245,8 @@ def create_fleet(rig: Rig, strike: Strike) -> None:
 
 def update_fleet(rig: Rig, strike: Strike) -> None:
     rig.strike(strike)
-    rig.ask(lambda: rig.system.client.patch(f"/api/fleets/{FLEET}", {"capabilities": ["train", "evaluate"]}))
-    assert rig.ask(lambda: rig.system.client.get(f"/api/fleets/{FLEET}"))["capabilities"] == ["train", "evaluate"]
+    rig.ask(lambda: rig.system.client.patch(f"/api/fleets/{FLEET}", {"capabilities": ["train", "eval"]}))
+    assert rig.ask(lambda: rig.system.client.get(f"/api/fleets/{FLEET}"))["capabilities"] == ["train", "eval"]
     _then_launch(rig, strike)
 
 
@@ -308,8 +308,7 @@ def _join(rig: Rig) -> tuple[str, str]:
     env = {**rig.system.node_settings, "TUNEPLANE_NODE_STATE_DIR": str(state_dir)}
     join = rig.add("join", ["tuneplane-node", "join", "--server", rig.system.console_url], env, "join")
     join.env.update({"TUNEPLANE_FLEET": FLEET, "TUNEPLANE_JOIN_TOKEN": token})
-    rig.run_until_done(join)
-    del rig.system.processes["join"]
+    rig.run_until_done(join, done_already="already enrolled")
     rig.add(name, ["tuneplane-node", "serve"], env, "node")
     return name, str(json.loads((state_dir / "identity.json").read_text())["node"])
 

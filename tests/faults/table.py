@@ -61,10 +61,10 @@ REACH: dict[str, Reach] = {
     "storage.close_session": Reach(scenarios.node_restarts),
     "storage.record_inventory": Reach(scenarios.node_restarts),
     "storage.inventory_stale": Reach(scenarios.runtime_hangs),
-    "storage.observe": Reach(scenarios.launch, nths=(1, 2, 3, 4, 5)),  # preparing to cleaned
+    "storage.observe": Reach(scenarios.launch, nths=(1, 2, 3)),  # at least preparing or prepared, terminated, cleaned: reports coalesce
     "storage.mark_sent": Reach(scenarios.launch, nths=(1, 2)),  # Prepare, Commit
     "storage.answer_command": Reach(scenarios.launch, nths=(1, 2)),
-    "control.acknowledge": Reach(scenarios.launch, nths=(1, 4)),
+    "control.acknowledge": Reach(scenarios.launch, nths=(1, 2)),
     "control.send-command": Reach(scenarios.launch, nths=(1, 2)),
     # the worker
     "storage.place": Reach(scenarios.launch),
