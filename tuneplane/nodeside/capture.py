@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 import trio
 from attrs import define, field
 
-from tuneplane.domain.node_ports import Engine, EngineDown, EngineRefused, EngineUnclear, Life
+from tuneplane.domain.node_ports import Engine, EngineDown, EngineRefused, EngineUnclear, Life, Refusal
 
 from .logs import MemberLog
 
 VERIFY_BYTES = 4096  # compared at the seam; equal by chance only in a log that repeats itself, where it matters little
-SETTLE_SECONDS = 1.0  # for a stream to end after its container; it takes milliseconds, and what is cut is read again
+SETTLE_SECONDS = 0.1  # for a stream to end after its container: what is cut is read again, and a file's never ends
 RETRY_FIRST_SECONDS = 0.1
 RETRY_MOST_SECONDS = 5.0  # an engine being restarted is back within this, and nobody waits for log bytes meanwhile
 ROTATED = b"\n[tuneplane: output was lost here: the container runtime rotated its log away]\n"
@@ -43,6 +43,10 @@ class Capture:
                     return
                 wait = RETRY_FIRST_SECONDS  # it ended, most likely: copy what following has missed
                 continue
+            except EngineRefused as error:
+                if error.kind is Refusal.NO_CONTAINER:
+                    await self.log.finish()  # noqa: ASYNC120 - cancelled, the next capture finds it gone as well
+                    return
             except (EngineDown, EngineUnclear, OSError):  # an engine restart, or a full disk: what is there stays, go on later
                 pass
             await trio.sleep(wait)
@@ -52,13 +56,10 @@ class Capture:
         """Follow a running container until its stream ends; of an ended one copy the rest. True: all of it is there."""
         state = await self.engine.inspect(self.container)
         running = state is not None and state.life is Life.RUNNING and not self._ended
-        try:
-            with trio.CancelScope() as scope:
-                self._following = scope if running else None
-                async with self.engine.open_logs(self.container, follow=running) as pieces:
-                    await self._copy(pieces)
-        except EngineRefused:
-            return True  # the container is gone, or never wrote a log: there is nothing more to have
+        with trio.CancelScope() as scope:
+            self._following = scope if running else None
+            async with self.engine.open_logs(self.container, follow=running) as pieces:
+                await self._copy(pieces)
         return not running
 
     def note_ended(self) -> None:

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 RETRY_FIRST_SECONDS = 0.1
 RETRY_MOST_SECONDS = 5.0  # an engine that comes back is noticed within this
 CAPTURE_SECONDS = 60.0  # for the rest of an ended container's log; then it is removed all the same
+CUT = b"\n[tuneplane: the rest of the output is missing: the container runtime did not give it in time]\n"
 # Waiting and looking change nothing and give way to a command at once. CREATE, START, REMOVE and FENCE would become
 # unclear if cancelled; each is bounded by the engine client instead.
 YIELDING = frozenset({MemberAction.PREPARE, MemberAction.AWAIT, MemberAction.WAIT, MemberAction.LOOK})
@@ -161,3 +162,4 @@ class MemberDriver:
             await done.wait()
         if scope.cancelled_caught:
             log.warning("the log of %s was not complete %g s after its end; it is cut there", self.member, CAPTURE_SECONDS)
+            await (await self.core.logs.log(self.member)).append(CUT)

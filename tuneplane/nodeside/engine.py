@@ -34,8 +34,9 @@ from tuneplane.domain.node_ports import (
 )
 
 from .engine_http import Body, Demux, EngineHttp, refused
+from .engine_logfile import LogFile, open_log_file
 from .engine_pull import read_pull
-from .engine_specs import docker_body, libpod_body, read_container, read_summary
+from .engine_specs import LOG_DRIVER, docker_body, libpod_body, read_container, read_summary
 
 API = "v1.41"  # what both engines of the field speak; a newer daemon's own minimum is taken instead
 LIBPOD = "/v4.0.0/libpod"
@@ -203,13 +204,26 @@ class EngineClient:
 
     @asynccontextmanager
     async def open_logs(self, container: str, *, follow: bool) -> AsyncIterator[AsyncIterator[bytes]]:
-        await self._podman()
+        if await self._podman() and (file := await self._log_file(container, follow=follow)) is not None:
+            try:
+                yield file
+            finally:
+                file.close()
+            return
         doing = f"reading the log of container {container[:12]}"
         params = {"stdout": "true", "stderr": "true", "follow": "true" if follow else "false"}
         async with self._http.stream(doing, "GET", f"/containers/{container}/logs", params) as body:
             if body.response.status_code != 200:
                 raise refused(doing, body.response.status_code, await body.read_all())
             yield _Payloads(body)
+
+    async def _log_file(self, container: str, *, follow: bool) -> LogFile | None:
+        doing = f"looking for the log of container {container[:12]}"
+        response = await self._http.call(doing, "GET", f"{LIBPOD}/containers/{container}/json")
+        if response.status_code != 200:
+            raise refused(doing, response.status_code, response.content)
+        where = (response.json().get("HostConfig") or {}).get("LogConfig") or {}
+        return open_log_file(Path(where["Path"]), follow=follow) if where.get("Type") == LOG_DRIVER and where.get("Path") else None
 
     async def _long_call(self, doing: str, path: str, params: dict[str, str]) -> None:
         async with self._http.stream(doing, "POST", path, params) as body:

@@ -146,7 +146,8 @@ class Demux:
     _left: int = 0
 
     def feed(self, data: bytes) -> bytes:
-        """The payload bytes in ``data``, both streams in their order."""
+        """The payload bytes in ``data``, both streams in their order. EngineUnclear for anything but frames: Podman writes
+        an error that it meets late as JSON behind the 200 that it has already sent."""
         out: list[bytes] = []
         at = 0
         while at < len(data):
@@ -160,6 +161,8 @@ class Demux:
             self._head += data[at : at + need]
             at += need
             if len(self._head) == 8:
+                if self._head[0] > 2 or any(self._head[1:4]):
+                    raise EngineUnclear(f"the log stream broke: {bytes(self._head + data[at : at + 200])!r}")
                 self._left = struct.unpack(">I", self._head[4:])[0]
                 self._head.clear()
         return b"".join(out)

@@ -9,7 +9,8 @@ from tuneplane.domain.node_ports import ContainerSpec, ContainerState, Life
 
 NETWORK = "host"  # peers, port holds and named interfaces refer to the machine's own network (R-LCH-11)
 CPU_PERIOD_MICROSECONDS = 100_000
-DOCKER_LOG_BYTES = 1 << 30  # a flood must not fill the engine's disk; our own capture holds the log (L-E5)
+LOG_BYTES = 1 << 30  # a flood must not fill the engine's disk; our own capture holds the log (L-E5)
+LOG_DRIVER = "k8s-file"  # Podman's: journald forgets and cannot be read from its first byte
 ZERO_TIME = "0001-01-01"
 
 
@@ -20,7 +21,7 @@ def docker_body(spec: ContainerSpec) -> dict[str, Any]:
         "RestartPolicy": {"Name": "no"},
         "SecurityOpt": ["no-new-privileges"],
         "Mounts": [{"Type": "bind", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only} for mount in spec.mounts],
-        "LogConfig": {"Type": "json-file", "Config": {"max-size": str(DOCKER_LOG_BYTES), "max-file": "2"}},
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": str(LOG_BYTES), "max-file": "2"}},
     }
     if spec.cpu_millis:
         host["NanoCpus"] = spec.cpu_millis * 1_000_000
@@ -71,7 +72,7 @@ def libpod_body(spec: ContainerSpec) -> dict[str, Any]:
         "resource_limits": limits,
         "no_new_privileges": True,
         "restart_policy": "no",
-        "log_configuration": {"driver": "k8s-file"},  # journald forgets and cannot be read from its first byte
+        "log_configuration": {"driver": LOG_DRIVER, "size": LOG_BYTES},
         "devices": [{"path": f"nvidia.com/gpu={uuid}"} for uuid in spec.gpu_uuids],
     }
     if spec.memory_bytes:
