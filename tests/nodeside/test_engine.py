@@ -111,7 +111,7 @@ async def test_engine_that_is_not_there_took_nothing(tmp_path: Path) -> None:
 async def test_engine_that_is_frozen_leaves_the_outcome_unclear(short_tmp: Path) -> None:
     """P-01: a client time-out is not an outcome."""
     with open_podman(short_tmp) as podman:
-        async with opened(podman, 0.5) as engine:
+        async with opened(podman, 2.0) as engine:
             await engine.info()
             podman.pause()
             with pytest.raises(EngineUnclear):

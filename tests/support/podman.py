@@ -94,9 +94,12 @@ class Podman:
         self.socket.unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """Freeze the service: calls hang, nothing is refused."""
+        """Freeze the service: calls hang, nothing is refused. A busy machine takes a moment to stop all of its threads."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        ends = time.monotonic() + GONE_SECONDS
+        while any(state != "T" for state in _thread_states(self.process.pid)) and time.monotonic() < ends:
+            time.sleep(0.001)  # the kernel tells only a parent that waits for it, which Popen must not lose
 
     def resume(self) -> None:
         assert self.process is not None
@@ -214,6 +217,10 @@ def _network(podman: Podman) -> dict[str, object]:
         "dns_enabled": False,
         "ipam_options": {"driver": "host-local"},
     }
+
+
+def _thread_states(pid: int) -> list[str]:
+    return [path.read_text().rsplit(")", 1)[1].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
 
 
 def _mounts_below(directory: Path) -> list[str]:
