@@ -1,0 +1,144 @@
+"""A person at the console, in real Chromium: run as a process of its own, because Playwright is not for Trio.
+
+``python -m tests.web.browse URL JOB WIDTH`` walks through the console and prints one line a step; it fails with the
+step's own message. Every page must be free of script errors, policy violations and sideways scrolling.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+WAIT_MS = 15_000
+NARROW = 600
+PASSWORD = "correct horse battery staple"  # as in support.py, which must not be imported: its asyncio bridge is not for Playwright
+
+
+def main(url: str, job: str, width: int) -> None:
+    faults: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", headless=True, args=FLAGS)
+        context = browser.new_context(ignore_https_errors=True, viewport={"width": width, "height": 740}, base_url=url)
+        context.set_default_timeout(WAIT_MS)
+        expect.set_options(timeout=WAIT_MS)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(f"script error: {error}"))
+        page.on("console", lambda line: _note(faults, line.text))
+        for step in (sign_in, create_fleet, mint, see_nodes, follow_log, stop_job, lose_connection, sign_out):
+            if step is lose_connection and width < NARROW:
+                continue  # a matter of the script, not of the width, and half a minute long
+            step(page, job)
+            _check_width(page)
+            assert not faults, faults
+            print("done:", step.__name__, flush=True)
+        browser.close()
+
+
+def _note(faults: list[str], text: str) -> None:
+    """Answers that a page handles, and lines that were cut on purpose, are logged by the browser too."""
+    if "Content Security Policy" in text or ("error" in text.lower() and "Failed to load resource" not in text and "net::" not in text):
+        faults.append(text)
+
+
+def _check_width(page: Page) -> None:
+    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wide <= 0, f"{page.url} scrolls sideways by {wide} px"
+
+
+def _live(page: Page) -> None:
+    expect(page.locator("#live")).to_have_attribute("data-state", "live")
+
+
+def sign_in(page: Page, job: str) -> None:
+    """A stranger lands at the sign-in, sees a wrong password told, and comes to where he wanted to go. By keyboard."""
+    page.goto("/nodes")
+    expect(page.locator("h1")).to_have_text("Sign in")
+    page.keyboard.type("ada")
+    page.keyboard.press("Tab")
+    page.keyboard.type("wrong password")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-problem]")).to_contain_text("is wrong")
+    page.locator("[name=password]").fill(PASSWORD)
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("Nodes")
+    _live(page)
+
+
+def create_fleet(page: Page, job: str) -> None:
+    """By keyboard only; the list shows it without a reload, and a taken name is told at the form."""
+    page.goto("/fleets")
+    _live(page)
+    page.locator("[name=id]").focus()
+    page.keyboard.type("by-keyboard")
+    page.keyboard.press("Enter")
+    expect(page.locator("#fleet-list")).to_contain_text("by-keyboard")
+    page.locator("[name=id]").fill("lab")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-create-fleet] [data-problem]")).to_be_visible()
+
+
+def mint(page: Page, job: str) -> None:
+    """The token is shown once: closing the dialog takes it out of the page."""
+    page.locator("#mint-lab").click()
+    command = page.locator('[data-fill="command"]')
+    expect(command).to_contain_text("TUNEPLANE_JOIN_TOKEN=tpj_")
+    page.keyboard.press("Escape")
+    expect(page.locator("#minted")).to_be_hidden()
+    assert "tpj_" not in page.content()
+
+
+def see_nodes(page: Page, job: str) -> None:
+    page.goto("/nodes")
+    _live(page)
+    expect(page.locator("#node-list")).to_contain_text("connected")
+    for heading in ("Connection", "Scheduling", "Inventory"):
+        expect(page.locator(".three h3", has_text=heading).first).to_be_visible()
+    page.get_by_role("button", name="Cordon").first.click()
+    expect(page.locator("#node-list")).to_contain_text("an operator set it to cordoned")
+
+
+def follow_log(page: Page, job: str) -> None:
+    """Hostile log bytes are only text."""
+    page.goto(f"/jobs/{job}")
+    _live(page)
+    log = page.locator("#log")
+    expect(log).to_contain_text("<script>alert(1)</script>")
+    text = log.inner_text()
+    assert "\u202e" not in text, "a bidi override reached the page"
+    assert "\x1b" not in text, "an escape reached the page"
+    assert "\ufffd" in text
+    expect(page.locator("#timeline")).to_contain_text("member.running")
+
+
+def stop_job(page: Page, job: str) -> None:
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.locator("#stop").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#job-head")).to_contain_text("Stop asked by ada")
+    expect(page.locator("#job-head h1 .state")).to_have_text("stopping")
+
+
+def lose_connection(page: Page, job: str) -> None:
+    """Never a stale state as a fresh one: silence on a half-open connection is said within seconds; live again by itself."""
+    page.goto("/jobs")
+    _live(page)
+    print("please: freeze", flush=True)
+    expect(page.locator("#live")).to_contain_text("Connection lost", timeout=25_000)
+    expect(page.locator("body")).to_have_class("stale")
+    print("please: thaw", flush=True)
+    expect(page.locator("#live")).to_have_attribute("data-state", "live", timeout=40_000)
+    expect(page.locator("body")).not_to_have_class("stale")
+
+
+def sign_out(page: Page, job: str) -> None:
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.locator("h1")).to_have_text("Sign in")
+    page.goto("/jobs")
+    expect(page.locator("h1")).to_have_text("Sign in")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

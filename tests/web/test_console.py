@@ -1,0 +1,184 @@
+"""R-ADM-04: the console, as HTML and in real Chromium."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from attrs import define, field
+
+from tests.web.support import Running, job_spec, make_app, open_server, open_site
+from tests.web.world import drive, make_fleet, place_job, ready_node
+from tuneplane.domain.ids import JobId
+from tuneplane.domain.launch_table import MemberPhase
+from tuneplane.web.console import show_size
+from tuneplane.web.routes import ROUTES
+from tuneplane.web.routing import Who
+
+pytestmark = pytest.mark.postgres
+P = MemberPhase
+PAGES = ("/fleets", "/nodes", "/jobs")
+
+
+async def test_every_page_sends_a_stranger_to_the_sign_in_and_back(database: str) -> None:
+    async with open_site(database) as running:
+        client = make_app(running).test_client()
+        for route in ROUTES:
+            if route.page is not None and route.who is not Who.ALL:
+                answer = await client.get(route.path.replace("{", "x").replace("}", "x"))
+                assert answer.status_code == 303, route.path
+                assert answer.headers["location"].startswith("/signin?next=/")
+
+
+@pytest.mark.parametrize("target", ["https://evil.example", "//evil.example", "/\\evil.example", "javascript:alert(1)", "\t//evil", "x"])
+async def test_sign_in_leads_only_to_paths_of_this_console(database: str, target: str) -> None:
+    async with open_site(database) as running:
+        answer = await make_app(running).test_client().get("/signin", query_string={"next": target})
+        assert 'data-next="/"' in await answer.get_data(as_text=True)
+
+
+async def test_pages_have_a_strict_policy_and_nothing_inline(database: str) -> None:
+    async with open_site(database) as running:
+        await ready_node(running, await make_fleet(running))
+        client = make_app(running).test_client()
+        for path in (*PAGES, "/signin"):
+            answer = await client.get(path, headers={"Authorization": f"Bearer {running.admin_token}"})
+            html = await answer.get_data(as_text=True)
+            policy = answer.headers["content-security-policy"]
+            assert answer.status_code == 200
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert "frame-ancestors 'none'" in policy
+            assert not re.search(r"<script(?![^>]*src=)|\son[a-z]+=|style=|https?://(?!www\.w3\.org)", html), path
+            for address in re.findall(r'(?:src|href)="(/static/[^"]+)"', html):
+                assert (await client.get(address)).status_code == 200
+
+
+async def test_names_and_reasons_of_strangers_are_escaped(database: str) -> None:
+    async with open_site(database) as running:
+        fleet = await make_fleet(running, config={"<script>alert(1)</script>": "x"})
+        await ready_node(running, fleet)
+        client = make_app(running).test_client()
+        for path in PAGES:
+            html = await (await client.get(path, headers={"Authorization": f"Bearer {running.admin_token}"})).get_data(as_text=True)
+            assert "<script>alert" not in html
+        html = await (await client.get("/fleets", headers={"Authorization": f"Bearer {running.admin_token}"})).get_data(as_text=True)
+        assert "&lt;script&gt;alert(1)" in html
+
+
+async def test_user_sees_no_buttons_that_would_be_refused(database: str) -> None:
+    async with open_site(database) as running:
+        await ready_node(running, await make_fleet(running))
+        client = make_app(running).test_client()
+        for path in ("/fleets", "/nodes"):
+            html = await (await client.get(path, headers={"Authorization": f"Bearer {running.user_token}"})).get_data(as_text=True)
+            assert "data-call" not in html
+            assert "data-mint" not in html
+
+
+async def test_unknown_page_object_is_a_page_that_says_so(database: str) -> None:
+    async with open_site(database) as running:
+        client = make_app(running).test_client()
+        answer = await client.get("/jobs/job-nowhere", headers={"Authorization": f"Bearer {running.admin_token}"})
+        assert answer.status_code == 404
+        assert "text/html" in answer.headers["content-type"]
+        assert (await client.get("/static/passwd")).status_code == 404
+        assert (await client.get("/static/..%2f..%2fapp.py")).status_code == 404
+
+
+@pytest.mark.parametrize(("amount", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_500_000, "1.5 MB"), (64 * 10**9, "64 GB")])
+def test_sizes_are_shown_in_the_units_of_the_api(amount: int, text: str) -> None:
+    assert show_size(amount) == text
+
+
+@pytest.mark.e2e
+@pytest.mark.seconds(150)
+@pytest.mark.parametrize("width", [1200, 360])
+async def test_person_in_chromium_signs_in_creates_mints_follows_stops_and_loses_the_connection(
+    database: str, tmp_path: Path, width: int
+) -> None:
+    """Works by keyboard and at 360 px; live; says when it is not."""
+    async with open_server(database, tmp_path) as running, running.admin() as http:
+        node, epoch = await ready_node(running, await make_fleet(running))
+        job = JobId((await http.post("/api/jobs", json=job_spec())).json()["id"])
+        member = await place_job(running, job, node)
+        await drive(running, node, epoch, member, P.PREPARING, P.PREPARED, P.STARTING, P.RUNNING)
+        running.logs.write(member, b"epoch 1\n<script>alert(1)</script> \xe2\x80\xae evil \x1b[31mred\x1b[2J \xff\x00\n")
+        lines = await _browse(running, job, width)
+        assert [line for line in lines if line.startswith("done:")][-1:] == ["done: sign_out"], "\n".join(lines[-40:])
+
+
+async def _browse(running: Running, job: JobId, width: int) -> list[str]:
+    """Run the person of ``browse.py`` behind a proxy that freezes and thaws when asked; what it printed."""
+    lines: list[str] = []
+    host, port = running.url.removeprefix("https://").split(":")
+    async with trio.open_nursery() as nursery:
+        proxy = Proxy(host, int(port))
+        own = await nursery.start(proxy.run)
+        command = [sys.executable, "-m", "tests.web.browse", f"https://localhost:{own}", job, str(width)]
+        process = await nursery.start(partial(trio.run_process, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False))
+        async for line in _lines(process.stdout):
+            lines.append(line)
+            if line == "please: freeze":
+                proxy.freeze()
+            elif line == "please: thaw":
+                proxy.thaw()
+        nursery.cancel_scope.cancel()
+    return lines
+
+
+async def _lines(stream: trio.abc.ReceiveStream) -> AsyncIterator[str]:
+    rest = b""
+    async with stream:
+        async for piece in stream:
+            *whole, rest = (rest + piece).split(b"\n")
+            for line in whole:
+                yield line.decode()
+
+
+@define
+class Proxy:
+    """A TCP proxy that can fall silent: connections stay open and carry nothing, like a cable that was pulled."""
+
+    host: str
+    port: int
+    _frozen: bool = False
+    _open: set[trio.SocketStream] = field(factory=set)
+
+    def freeze(self) -> None:
+        self._frozen = True
+
+    def thaw(self) -> None:
+        """New connections work again; the old ones are reset, as routers do."""
+        self._frozen = False
+        for stream in self._open:
+            stream.socket.close()
+
+    async def run(self, task_status: trio.TaskStatus[int]) -> None:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with trio.open_nursery() as nursery:
+            task_status.started(listeners[0].socket.getsockname()[1])
+            await trio.serve_listeners(self._carry, listeners, handler_nursery=nursery)
+
+    async def _carry(self, near: trio.SocketStream) -> None:
+        far = await trio.open_tcp_stream(self.host, self.port)
+        self._open |= {near, far}
+        async with near, far, trio.open_nursery() as nursery:
+            nursery.start_soon(self._copy, near, far)
+            nursery.start_soon(self._copy, far, near)
+        self._open -= {near, far}
+
+    async def _copy(self, source: trio.SocketStream, target: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async for piece in source:
+                if not self._frozen:
+                    await target.send_all(piece)
+            if not self._frozen:
+                await target.send_eof()
