@@ -54,6 +54,7 @@ class _Spoken:
 
     podman: bool
     version: str
+    server: str = ""  # its Server header, which names program and version
 
 
 @define(eq=False)
@@ -83,8 +84,17 @@ class EngineClient:
         if self.runtime and self.runtime != kind:
             raise EngineDown(f"TUNEPLANE_NODE_RUNTIME is {self.runtime}, but {kind} answers at {self._http.socket}")
         self._http.prefix = "" if kind == "podman" else f"/{_api_version(data)}"
-        self._spoken = _Spoken(kind == "podman", str(data.get("Version", "")))
+        self._spoken = _Spoken(kind == "podman", str(data.get("Version", "")), response.headers.get("Server", ""))
         return self._spoken
+
+    async def _still_spoken(self) -> _Spoken:
+        """What answers now. A ping is enough while the engine's own name stays: Podman's /version and /info each run
+        package queries for a quarter of a second of CPU, and a Node looks every few seconds."""
+        if self._spoken is None or not self._spoken.server:
+            return await self._ask_version()
+        response = await self._http.call("asking whether the runtime answers", "GET", "/_ping", bare=True)
+        known = response.status_code == 200 and response.headers.get("Server", "") == self._spoken.server
+        return self._spoken if known else await self._ask_version()
 
     async def instance(self) -> str:
         if await self._podman():
@@ -92,12 +102,14 @@ class EngineClient:
         return docker_instance(self._http.socket)
 
     async def info(self) -> EngineInfo:
-        spoken = await self._ask_version()
+        spoken = await self._still_spoken()
+        if spoken.podman:
+            return EngineInfo(kind="podman", version=spoken.version, gpu_runtime=_cdi_gpus())
         response = await self._http.call("asking for the runtime's state", "GET", "/info")
         if response.status_code != 200:
             raise refused("asking for the runtime's state", response.status_code, response.content)
-        gpu = _cdi_gpus() or (not spoken.podman and "nvidia" in (response.json().get("Runtimes") or {}))
-        return EngineInfo(kind="podman" if spoken.podman else "docker", version=spoken.version, gpu_runtime=gpu)
+        gpu = _cdi_gpus() or "nvidia" in (response.json().get("Runtimes") or {})
+        return EngineInfo(kind="docker", version=spoken.version, gpu_runtime=gpu)
 
     async def has_image(self, image: str) -> bool:
         await self._podman()
