@@ -17,6 +17,7 @@ from typing import NoReturn, Protocol
 from urllib.parse import urljoin, urlsplit
 
 import httpx
+import trio
 from attrs import define, frozen
 
 from tuneplane.domain.errors import Refused
@@ -189,10 +190,13 @@ class _Lookup:
 
     async def _read(self, response: httpx.Response, most: int) -> bytes:
         body = bytearray()
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) > most:
-                _refuse(self.reference, f"registry {self.image.host} answers with more than {most} bytes")
+        with trio.CancelScope() as scope:
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > most:
+                    scope.cancel()  # not a raise: httpx's nested generators are unwound only from within
+        if scope.cancelled_caught or len(body) > most:
+            _refuse(self.reference, f"registry {self.image.host} answers with more than {most} bytes")
         return bytes(body)
 
     def _check(self, response: httpx.Response) -> None:
