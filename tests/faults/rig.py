@@ -190,13 +190,13 @@ class Rig:
     def job(self, job: str) -> dict[str, Any]:
         return self.ask(lambda: self.system.job(job))
 
-    def wait_state(self, job: str, *states: str) -> dict[str, Any]:
+    def wait_state(self, job: str, *states: str, seconds: float = HEAL_SECONDS) -> dict[str, Any]:
         def look() -> tuple[dict[str, Any] | None, object]:
             seen = self.job(job)
             assert seen["state"] in states or seen["state"] not in FINAL, seen
             return (seen if seen["state"] in states else None), seen
 
-        return self.wait(f"{job} to be {' or '.join(states)}", look)
+        return self.wait(f"{job} to be {' or '.join(states)}", look, seconds)
 
     def wait_ready(self) -> None:
         def look() -> tuple[bool | None, object]:
@@ -213,21 +213,21 @@ class Rig:
         assert len(ended["attempts"]) == 1, ended
         [member] = ended["attempts"][0]["members"]
         assert (ended["state"], member["exit_code"], member["reason_code"]) == (state, exit_code, reason), ended
-        self._wait_cleaned(job)
-        assert not self._holds(job)
+        self.wait_cleaned(job)
+        assert not self.holds(job)
         return assert_ran_at_most_once(self.system, job, witness)
 
-    def _wait_cleaned(self, job: str) -> None:
+    def wait_cleaned(self, job: str) -> None:
         """Clean-up is confirmed, and the runtime has nothing of it but a fence that was never started."""
 
         def look() -> tuple[bool | None, object]:
-            [member] = self.job(job)["attempts"][0]["members"]
+            members = [member for attempt in self.job(job)["attempts"] for member in attempt["members"]]
             left = [one for one in self.system.containers(job) if one["State"] != "created"]
-            return (True if member["cleaned"] and not left else None), (member, left)
+            return (True if all(member["cleaned"] for member in members) and not left else None), (members, left)
 
         self.wait(f"{job} to be cleaned", look)
 
-    def _holds(self, job: str) -> list[str]:
+    def holds(self, job: str) -> list[str]:
         tables = ("resource_hold", "gpu_hold", "port_hold")
         sql = " UNION ALL ".join(f"SELECT member_id FROM {table} WHERE member_id LIKE '{job}-%'" for table in tables)
         return self.sql(sql).splitlines()
