@@ -112,6 +112,26 @@ async def test_stream_of_a_disabled_account_ends_within_the_check(database: str,
             assert (await http.post("/api/auth/login", json={"username": "bob", "password": PASSWORD})).status_code == 401
 
 
+@pytest.mark.parametrize("target", ["/api/events", "/api/jobs/{job}/logs?follow=true"])
+async def test_stream_of_a_revoked_token_ends_within_the_check(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """R-ADM-01: a leaked token that was revoked reads no further, though its owner's account is fine."""
+    monkeypatch.setattr(streams, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(streams, "ALIVE_SECONDS", 0.1)
+    async with open_server(database, tmp_path) as running, running.user() as bob:
+        await ready_node(running, await make_fleet(running))
+        job = (await bob.post("/api/jobs", json=job_spec())).json()["id"]
+        leaked = (await bob.post("/api/tokens", json={"name": "leaked"})).json()
+        async with running.client(leaked["token"]) as thief, open_events(thief, target.format(job=job)) as events:
+            await anext(events)
+            await bob.delete(f"/api/tokens/{leaked['id']}")
+            with trio.fail_after(10):
+                last = [(name, data) async for name, data in events][-1]
+        assert (last[0], last[1]["code"]) == ("error", "unauthenticated")
+        assert (await bob.get("/api/whoami")).status_code == 200
+
+
 async def test_streams_are_bounded_per_account(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MOST_STREAMS_A_USER", 2)
     async with open_server(database, tmp_path) as running, running.user() as bob, running.admin() as ada:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from attrs import frozen
 from quart import Request
@@ -23,6 +24,7 @@ MOST_TOKEN = 200  # characters of an Authorization value: ours have 47
 @frozen
 class _Caller:
     user: User
+    again: Callable[[], Awaitable[User]]
     csrf: str = ""
 
 
@@ -43,6 +45,7 @@ async def make_call(site: Site, route: Route, request: Request, path: Mapping[st
         query=read_query(route.query, request.args.to_dict(flat=False)) if route.query is not None else None,
         headers=_headers(route, request),
         caller=caller.user if caller else None,
+        again=caller.again if caller else None,
         csrf=caller.csrf if caller else "",
         trace=trace,
     )
@@ -54,14 +57,19 @@ async def _authenticate(site: Site, route: Route, request: Request) -> _Caller:
         scheme, _, token = header.partition(" ")
         if scheme.lower() != "bearer" or not token.strip() or len(token) > MOST_TOKEN:
             raise Refused("unauthenticated", "send Authorization: Bearer and an API token")
-        return _Caller(await site.api.accounts.user_of_token(token.strip()))
+        by_token = partial(site.api.accounts.user_of_token, token.strip())
+        return _Caller(await by_token(), by_token)
     cookie = request.cookies.get(COOKIE)
     if not cookie:
         raise Refused("unauthenticated", "send Authorization: Bearer and an API token, or sign in on the console")
     session = site.sessions.read(cookie)
     if route.method not in SAFE:
         check_csrf(session, request.headers.get(CSRF_HEADER, ""), request.headers.get("Sec-Fetch-Site", ""))
-    return _Caller(await site.api.accounts.user_of_session(session.username), session.csrf)
+
+    async def by_session() -> User:
+        return await site.api.accounts.user_of_session(site.sessions.read(cookie).username)
+
+    return _Caller(await by_session(), by_session, session.csrf)
 
 
 async def _body(route: Route, request: Request) -> object:

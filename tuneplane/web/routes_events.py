@@ -37,5 +37,5 @@ async def watch_events(site: Site, call: Call) -> Answer:
             while True:
                 await send(spell_event("changed", await watcher.next_changes()))
 
-    stream = EventStream(pump, site.stream_check(call.user), site.streams, call.user.username)
+    stream = EventStream(pump, site.stream_check(call.authenticate_again), site.streams, call.user.username)
     return Answer(stream=stream, media_type=streams.MEDIA_TYPE)

@@ -130,7 +130,7 @@ async def _follow(site: Site, call: Call, job: JobId) -> Answer:
     async def pump(send: Send) -> None:
         await site.api.logs.follow(call.user, job, choice, lambda event: send(_spell(event)), pause)
 
-    stream = EventStream(pump, site.stream_check(call.user), site.streams, call.user.username)
+    stream = EventStream(pump, site.stream_check(call.authenticate_again), site.streams, call.user.username)
     return Answer(stream=stream, media_type=streams.MEDIA_TYPE)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from attrs import Factory, frozen
+from attrs import Factory, field, frozen
 from quart.wrappers.response import ResponseBody
 
 from tuneplane.domain.jobs import User
@@ -39,6 +39,7 @@ class Call:
     query: Any = None
     headers: Mapping[str, str] = Factory(dict)
     caller: User | None = None
+    again: Callable[[], Awaitable[User]] | None = field(default=None, repr=False)  # holds the caller's secret
     csrf: str = ""  # of the session that signed the request in, for the console's pages
     trace: str = ""
 
@@ -46,6 +47,11 @@ class Call:
     def user(self) -> User:
         assert self.caller is not None  # the route is not for all: the gate saw to it
         return self.caller
+
+    async def authenticate_again(self) -> User:
+        """Whose call this still is, by the very token or session that it came with. Refused(code="unauthenticated")."""
+        assert self.again is not None  # as for ``user``
+        return await self.again()
 
 
 @frozen(kw_only=True)

@@ -40,14 +40,15 @@ class Site:
         """Names one request in answers and in the log."""
         return spell_id("trace", self.entropy(ID_ENTROPY_BYTES))
 
-    def stream_check(self, user: User) -> Callable[[], Awaitable[dict[str, Any]]]:
-        """What a stream asks every few seconds: that its account may still be here, and whether the data are fresh."""
+    def stream_check(self, authenticate_again: Callable[[], Awaitable[User]]) -> Callable[[], Awaitable[dict[str, Any]]]:
+        """What a stream asks every few seconds: that its caller's account, and the token or session that it came with, are
+        still good (R-ADM-01), and whether the data are fresh."""
 
         async def check() -> dict[str, Any]:
             fresh = self.feed.fresh
             try:
                 with trio.fail_after(CHECK_DEADLINE_SECONDS):
-                    await self.api.accounts.user_of_session(user.username)
+                    await authenticate_again()
             except (StorageUnavailable, trio.TooSlowError):
                 fresh = False  # nobody can be looked up: the stream says stale, and stays
             return {"fresh": fresh, "at": self.clock()}
