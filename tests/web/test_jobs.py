@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from tests.support.images import busybox_image
 from tests.support.registry import open_registry
@@ -113,6 +114,24 @@ async def test_preview_says_where_the_job_would_go_and_creates_nothing(database:
         waits = (await http.post("/api/jobs/preview", json=job_spec())).json()
         assert (waits["placed"], waits["waiting_code"]) == (False, "no-ready-node")
         assert (await http.get("/api/jobs")).json()["items"] == []
+
+
+async def test_racing_submissions_under_one_idempotency_key_get_their_own_job_or_a_refusal(database: str, tmp_path: Path) -> None:
+    """Nobody is given a job of another specification as the answer to his own."""
+    async with open_server(database, tmp_path) as running, running.user() as bob:
+        await ready_node(running, await make_fleet(running))
+        answers: list[tuple[str, Any]] = []
+
+        async def submit(word: str) -> None:
+            answers.append((word, await bob.post("/api/jobs", json=job_spec(command=[word]), headers={"Idempotency-Key": "k"})))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(12):
+                nursery.start_soon(submit, f"word-{number % 3}")
+        won = {word for word, answer in answers if answer.status_code == 201}
+        assert len(won) == 1
+        assert all(answer.json()["spec"]["spec"]["command"] == [word] for word, answer in answers if word in won)
+        assert {answer.json()["code"] for word, answer in answers if word not in won} == {"idempotency-key-reused"}
 
 
 async def test_stop_is_accepted_at_every_phase_and_idempotent(database: str, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class Jobs(Base):
             if first is not None:
                 return first
         admitted = await self._admit(caller, spec)
-        return await self.storage.submit(
+        job = await self.storage.submit(
             JobId(self.new_id("job")),
             spec,
             owner=caller.username,
@@ -76,6 +76,7 @@ class Jobs(Base):
             idempotency_key=idempotency_key,
             now=self.clock(),
         )
+        return _same(job, spec)  # not ours, when another request with this key was faster
 
     async def preview(self, caller: User, spec: JobSpec) -> Preview:
         """The answer that ``submit`` would give, and where the job would go now. Creates nothing."""
@@ -115,9 +116,7 @@ class Jobs(Base):
         if not 1 <= len(key) <= MOST_KEY or not (key.isascii() and key.isprintable()):
             raise InvalidInput("Idempotency-Key", f"must be 1 to {MOST_KEY} printable ASCII characters")
         first = await self.storage.find_submission(caller.username, key)
-        if first is not None and first.spec != spec:
-            raise Refused("idempotency-key-reused", f"this Idempotency-Key was used for job {first.id}, which has another specification")
-        return first
+        return _same(first, spec) if first is not None else None
 
     async def _admit(self, caller: User, spec: JobSpec) -> _Admitted:
         check_job_spec(spec)
@@ -152,6 +151,13 @@ class Jobs(Base):
             raise _no_fleet(named, reasons)
         _, _, fleet, nodes = min(fitting, key=lambda one: one[:2])
         return fleet, nodes
+
+
+def _same(first: Job, spec: JobSpec) -> Job:
+    """The job that an Idempotency-Key belongs to, if it is the one that was asked for."""
+    if first.spec != spec:
+        raise Refused("idempotency-key-reused", f"this Idempotency-Key was used for job {first.id}, which has another specification")
+    return first
 
 
 def _no_fleet(named: str | None, reasons: list[Reason]) -> Refused:
