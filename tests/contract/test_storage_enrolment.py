@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from tests.contract.storage_world import FLEET, OpenWorld, World, an_inventory
-from tuneplane.domain.errors import Refused
+from tuneplane.domain.errors import NotFound, Refused
 from tuneplane.domain.fleets import Budgets, FleetKind, Node
 from tuneplane.domain.ids import FleetId, NodeId, TokenId
 
@@ -121,6 +121,15 @@ async def test_join_a_fleet_of_another_kind_is_refused(open_world: OpenWorld) ->
         await world.fleet("k8s", FleetKind.KUBERNETES)
         await world.token("k", fleet="k8s")
         assert await refused(world, token="k", fleet="k8s") == "not-a-node-fleet"
+
+
+async def test_mint_a_token_of_a_fleet_that_was_just_deleted_is_not_found(open_world: OpenWorld) -> None:
+    """L-C16: whoever looked before the delete is told, and leaves nothing behind."""
+    async with open_world() as world:
+        await world.fleet()
+        await world.storage.delete_fleet(FLEET)
+        with pytest.raises(NotFound, match="Fleet"):
+            await world.token()
 
 
 async def test_revoke_join_token_of_another_fleet_is_false(open_world: OpenWorld) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from tuneplane.bridge.postgres import Connection, Row
-from tuneplane.domain.errors import Refused
+from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
+from tuneplane.domain.errors import NotFound, Refused
 from tuneplane.domain.fleets import Delivery, FleetKind, Node
 from tuneplane.domain.ids import FleetId, NodeId, TokenId
 from tuneplane.domain.jobs import JoinRequest, JoinToken
@@ -20,7 +20,12 @@ class Enrolment(Aggregate):
     """EnrolmentStore (domain/ports.py)."""
 
     async def mint_join_token(self, token: JoinToken, secret_hash: str) -> None:
-        await self._db.write("mint_join_token", _mint, token, secret_hash)
+        try:
+            await self._db.write("mint_join_token", _mint, token, secret_hash)
+        except ConstraintViolated as error:
+            if error.constraint != "join_token_fleet_id_fkey":
+                raise
+            raise NotFound("Fleet", token.fleet) from error
 
     async def list_join_tokens(self, fleet: FleetId) -> list[JoinToken]:
         rows = await self._db.fetch("SELECT * FROM join_token WHERE fleet_id = $1 ORDER BY created_at DESC, id DESC", fleet)

@@ -213,6 +213,8 @@ def _lives_in(node: NodeRow, fleet: FleetId) -> bool:
 
 
 def _mint(book: Book, token: JoinToken, secret_hash: str) -> None:
+    if token.fleet not in book.fleets:
+        raise NotFound("Fleet", token.fleet)
     if token.id not in book.tokens:
         book.tokens.put(token.id, TokenRow(token=token, secret_hash=secret_hash))
 
