@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from click.testing import CliRunner
 
-from tuneplane.app.cli import main
+from tuneplane.app.cli import main, start
 from tuneplane.app.client import ClientError, Credentials, check_url, read_credentials, read_events, write_credentials
 from tuneplane.app.data_dir import console_certificate, utc_now
 from tuneplane.app.tables import progress_text, why
@@ -245,3 +245,15 @@ def test_why_prefers_the_waiting_reason_then_progress_then_the_cause() -> None:
 def test_progress_without_amounts_is_its_phase() -> None:
     assert progress_text({"phase": "waiting", "done": 0, "total": 0, "unit": "bytes"}) == "waiting"
     assert progress_text(None) == ""
+
+
+def test_server_command_on_a_disk_that_refuses_says_so_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """A full or read-only disk is an operator's business, not a traceback."""
+
+    def run() -> None:
+        raise PermissionError(13, "Permission denied", "/srv/gateway-tls")
+
+    with pytest.raises(SystemExit) as ended:
+        start(run)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: [Errno 13] Permission denied: '/srv/gateway-tls'\n"

@@ -51,7 +51,7 @@ def start(run: Callable[[], None]) -> None:
     except USAGE_ERRORS as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
-    except TuneplaneError as error:
+    except (TuneplaneError, OSError) as error:  # a disk that is full or read-only, a directory that is not ours
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
 
