@@ -18,10 +18,11 @@ from attrs import evolve
 
 from tests.support.peers import open_peer
 from tests.support.raw_h2 import open_raw_peer
-from tests.support.sessions import FAST, Gateway, ScriptedDoor, hello, observation, open_gateway, open_session, stop_command, wait_end
+from tests.support.sessions import CALM, FAST, Gateway, ScriptedDoor, hello, observation, open_gateway, open_session, stop_command, wait_end
 from tuneplane.bridge.fastloop import is_supported
 from tuneplane.bridge.loop import open_bridge
 from tuneplane.domain.frames import ObservationAck
+from tuneplane.domain.timings import Timings
 from tuneplane.wire.link import NodeLink, SessionEnded
 
 LOOPS = [
@@ -41,9 +42,10 @@ def acknowledge(link: Any, frame: Any) -> None:
 
 
 @asynccontextmanager
-async def gateway_with_bystander(batched: bool) -> AsyncIterator[Gateway]:
+async def gateway_with_bystander(batched: bool, timings: Timings = CALM) -> AsyncIterator[Gateway]:
     """A gateway and a second Node, whose session must work before and after the block."""
-    async with open_bridge(batched=batched) as bridge, open_gateway(ScriptedDoor(answer=acknowledge)) as gateway:
+    door = ScriptedDoor(timings=timings, answer=acknowledge)
+    async with open_bridge(batched=batched) as bridge, open_gateway(door) as gateway:
         async with open_session(gateway, "bystander") as bystander:
             await check_alive(bystander, 1)
             yield gateway
@@ -86,7 +88,7 @@ async def test_session_gateway_killed_ends_promptly(batched: bool) -> None:
 
 async def test_session_node_stopped_is_idle_in_time(batched: bool) -> None:
     """R-SES-03, P-16: a half-open connection: the peer's kernel answers, its process does not."""
-    async with gateway_with_bystander(batched) as gateway:
+    async with gateway_with_bystander(batched, FAST) as gateway:
         async with open_peer("node", str(gateway.port), _ca(gateway), "victim") as peer:
             await gateway.door.wait("victim", seconds=10)
             peer.signal(signal.SIGSTOP)
@@ -301,7 +303,7 @@ async def test_session_whose_handler_crashes_ends_alone(batched: bool, caplog: p
 
 async def test_stranger_that_never_finishes_its_handshake_is_dropped(batched: bool) -> None:
     """An idle connection costs memory: it has the idle deadline to become a session."""
-    async with gateway_with_bystander(batched) as gateway:
+    async with gateway_with_bystander(batched, FAST) as gateway:
         silent = await trio.open_tcp_stream("127.0.0.1", gateway.port)
         async with open_raw_peer(gateway) as greeted:
             with trio.fail_after(IDLE_SECONDS + 2):
@@ -312,7 +314,7 @@ async def test_stranger_that_never_finishes_its_handshake_is_dropped(batched: bo
 
 
 async def test_call_that_never_says_hello_is_ended_with_a_reason(batched: bool) -> None:
-    async with gateway_with_bystander(batched) as gateway, open_raw_peer(gateway) as raw:
+    async with gateway_with_bystander(batched, FAST) as gateway, open_raw_peer(gateway) as raw:
         await raw.open_call("mute")
         await raw.read_until(lambda peer: bool(peer.frames), IDLE_SECONDS)
         assert raw.frames[0].code == "greeting-overdue"  # type: ignore[union-attr]
@@ -389,4 +391,4 @@ async def open_peer_gateway(descriptors: str = "", loop: str = "") -> AsyncItera
         arguments = ("gateway", str(certificates.certificate), str(certificates.key), *([descriptors] if descriptors else []))
         async with open_peer(*arguments, loop=loop) as peer:
             port = (await peer.wait("listening", 20))["port"]
-            yield Gateway(port, ScriptedDoor(), certificates, trio.CancelScope()), peer
+            yield Gateway(port, ScriptedDoor(timings=FAST), certificates, trio.CancelScope()), peer

@@ -23,7 +23,8 @@ from tuneplane.domain.timings import Timings
 from tuneplane.wire.link import GatewayLink, LinkClosed, NodeLink, SessionEnded, run_node_session, serve_gateway
 from tuneplane.wire.tls import client_context, server_context
 
-FAST = Timings().scaled(0.05)  # heartbeat 0.35 s, idle deadline 1 s
+CALM = Timings().scaled(0.5)  # idle deadline 10 s: nothing that a loaded machine does slowly is taken for silence
+FAST = Timings().scaled(0.05)  # heartbeat 0.35 s, idle deadline 1 s: for the tests of exactly that
 FLEET = FleetId("lab")
 
 
@@ -115,7 +116,7 @@ class Seen:
 class ScriptedDoor:
     """A door that knows credentials ``good-NODE``. Every session records what it sees; ``answer`` may reply."""
 
-    timings: Timings = FAST
+    timings: Timings = CALM
     answer: Callable[[GatewayLink, Any], None] = lambda link, frame: None
     sessions: dict[str, Seen] = field(factory=dict)
     changed: trio.Condition = field(factory=trio.Condition)

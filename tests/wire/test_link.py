@@ -22,10 +22,14 @@ from tests.support.sessions import (
     stop_command,
     wait_end,
 )
+from tuneplane.bridge.listening import TLS_FAREWELL_SECONDS
 from tuneplane.bridge.loop import open_bridge
+from tuneplane.bridge.repairs import USER_TIMEOUT_MS
 from tuneplane.domain.frames import LOG_CHUNK_BYTES, LOG_CREDIT_BYTES, CommandKind, Heartbeat, LogChunk, ReconcileDone
+from tuneplane.domain.timings import PRODUCTION
 from tuneplane.wire.link import GatewayLink, LinkClosed, LinkFull, NodeLink
-from tuneplane.wire.link.base import INBOX_FRAMES, LANES
+from tuneplane.wire.link.base import INBOX_FRAMES, KEEPALIVE_SHARE, LANES
+from tuneplane.wire.link.gateway import WATCHES_PER_IDLE
 from tuneplane.wire.link.node import split_target
 from tuneplane.wire.machine import LocalProtocolError
 from tuneplane.wire.tls import client_context
@@ -64,7 +68,7 @@ async def test_session_logs_and_control_interleave_intact() -> None:
 async def test_heartbeats_confirm_the_inventory_and_keep_both_ends_alive() -> None:
     """P-16: three idle deadlines pass without a frame of anybody else."""
     heard: list[Heartbeat] = []
-    async with open_bridge(), open_gateway() as gateway, open_session(gateway) as link:
+    async with open_bridge(), open_gateway(ScriptedDoor(timings=FAST)) as gateway, open_session(gateway) as link:
         seen = await gateway.door.wait("node-1")
         seen.link.on_heartbeat = heard.append
         link.inventory_digest = "sha256:" + "a" * 64
@@ -223,7 +227,7 @@ async def test_gateway_that_does_not_take_frames_holds_the_peer_and_keeps_the_se
             await hold.wait()
             await super().session(link)
 
-    async with open_bridge(), open_gateway(Busy()) as gateway, open_session(gateway) as link:
+    async with open_bridge(), open_gateway(Busy(timings=FAST)) as gateway, open_session(gateway) as link:
         count = INBOX_FRAMES * 40
         sent = 0
         with trio.move_on_after(FAST.session_idle * 3):
@@ -299,6 +303,16 @@ async def test_receive_cancelled_loses_no_frame() -> None:
         seen.link.send_nowait(stop_command(2))
         assert (await link.receive()).operation.endswith("1")
         assert (await link.receive()).operation.endswith("2")
+
+
+def test_half_open_connection_is_noticed_within_45_seconds_by_each_net() -> None:
+    """R-SES-03, at production's durations: our deadline, HTTP/2's ping, the kernel's. And two heartbeats may be lost (P-16)."""
+    by_us = PRODUCTION.session_idle * (1 + 1 / WATCHES_PER_IDLE)
+    by_ping = 2 * PRODUCTION.session_idle * KEEPALIVE_SHARE + TLS_FAREWELL_SECONDS
+    by_kernel = USER_TIMEOUT_MS / 1000 + PRODUCTION.heartbeat
+    assert by_us < by_ping < 45
+    assert by_kernel < 45
+    assert 2 * PRODUCTION.heartbeat < PRODUCTION.session_idle < 3 * PRODUCTION.heartbeat
 
 
 # ---------------------------------------------------------------- opening

@@ -24,6 +24,7 @@ from sniffio import thread_local as sniffio_library
 from trio_asyncio._handles import AsyncHandle
 
 TESTED = {"trio": "0.35.0", "trio-asyncio": "0.16.0"}
+READS_AT_ONCE = 8  # buffers of one connection before the others have their turn
 TESTED_PYTHON = (3, 11)  # the handles' private fields are CPython's
 
 
@@ -67,6 +68,7 @@ class BatchedEventLoop(stock.TrioEventLoop):  # type: ignore[misc]
     def __init__(self, queue_len: int | None = None) -> None:
         super().__init__(queue_len)
         self._sleeper: trio.lowlevel.Task | None = None
+        self.read_more = False  # set by a protocol whose read filled its buffer
         self._queue = self._q_send = self._q_recv = _ReadyQueue(self)
 
     def wake(self) -> None:
@@ -110,6 +112,14 @@ class BatchedEventLoop(stock.TrioEventLoop):  # type: ignore[misc]
                 self._queue.handles.append(handle)
         return self._timers[0]._when - now if self._timers else math.inf
 
+    def _run_io(self, handle: Any) -> None:
+        """One callback; again, without another wait, while it says that it had its buffer full."""
+        for _ in range(READS_AT_ONCE):
+            self.read_more = False
+            handle._run()
+            if not self.read_more or handle._cancelled:
+                return
+
     async def _io_task(self, fd: Any, handle: Any, wait_ready: Any) -> None:
         """As the stock one, without a turn of the loop after a callback that has queued nothing."""
         with handle._scope:
@@ -123,7 +133,7 @@ class BatchedEventLoop(stock.TrioEventLoop):  # type: ignore[misc]
                         raise
                     if handle._cancelled:
                         break
-                    handle._run()
+                    self._run_io(handle)
                     if self._queue.handles:
                         await self.synchronize()
             except Exception as error:

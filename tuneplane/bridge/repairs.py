@@ -25,7 +25,8 @@ from hyperframe.frame import GoAwayFrame
 
 log = logging.getLogger(__name__)
 
-TLS_BUFFER_BYTES = 32 * 1024  # asyncio zeroes 256 KiB per connection at accept, before the handshake; a TLS record is 16 KiB
+TLS_BUFFER_BYTES = 17 * 1024  # asyncio zeroes 256 KiB per connection at accept, before the handshake; one TLS record is 16 KiB and 22 bytes
+FULL_RECORD_BYTES = 16 * 1024  # a read that gave this much has probably left more in the socket
 WINDOW_BYTES = 1 << 20  # HTTP/2, per stream and connection: more than the log credit and its control slack
 WRITE_HIGH_WATER_BYTES = 64 * 1024  # stock: 512 KiB of bytes that no later stop can overtake
 NOT_SENT_LOW_WATER_BYTES = 128 * 1024  # the same for the kernel's send buffer, which grows to 4 MiB
@@ -101,6 +102,7 @@ class PeerProtocol(H2Protocol):  # type: ignore[misc]
     def __init__(self, handler: Any, config: Configuration, h2_config: h2.config.H2Configuration) -> None:
         super().__init__(handler, config, h2_config)
         self.closed = asyncio.Event()
+        self._loop: Any = asyncio.get_event_loop()
         self.transport: Any = None
         self.calls: set[CallOnConnection] = set()  # live ones; at most STREAMS_PER_CONNECTION
         self.on_closed: Callable[[PeerProtocol], None] | None = None
@@ -117,6 +119,8 @@ class PeerProtocol(H2Protocol):  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
         """Never raises: what a peer sends may end its connection, and nothing else."""
+        if len(data) >= FULL_RECORD_BYTES:
+            self._loop.read_more = True
         try:
             super().data_received(data)
         except Exception:  # synchronous; h2 and grpclib raise many kinds on hostile input
