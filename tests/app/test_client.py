@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import ssl
 import stat
@@ -14,11 +15,12 @@ from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console as RichConsole
 
 from tuneplane.app.cli import main, start
 from tuneplane.app.client import ClientError, Credentials, check_url, read_credentials, read_events, write_credentials
 from tuneplane.app.data_dir import console_certificate, utc_now
-from tuneplane.app.tables import progress_text, why
+from tuneplane.app.tables import PIPE_WIDTH, jobs_table, progress_text, why
 
 TOKEN = "tpu_" + "a" * 43
 JOB = {
@@ -124,6 +126,18 @@ def test_jobs_in_a_table_shows_why_one_waits(run: Any) -> None:
     assert result.exit_code == 0
     assert "job-1" in result.stdout
     assert "needs 1" in result.stdout.replace("\n", " ")
+
+
+def test_tables_in_a_pipe_keep_a_row_on_a_line_and_in_a_narrow_terminal_the_id_whole() -> None:
+    """A person pipes to grep, and copies an id from the screen."""
+    job: dict[str, Any] = {"id": "job-vztpb7sm7ebgrzot", "name": "n" * 60, "fleet": "lab", "owner": "admin", "state": "queued"}
+    job |= {"created_at": "2026-11-30T12:00:00Z", "waiting": {"code": "x", "reasons": [{"detail": "why " * 60}]}}
+    for width, lines in ((PIPE_WIDTH, 2), (80, None)):
+        screen = io.StringIO()
+        RichConsole(width=width, file=screen).print(jobs_table([job]))
+        shown = screen.getvalue().splitlines()
+        assert any(line.startswith("job-vztpb7sm7ebgrzot ") for line in shown)
+        assert lines is None or len(shown) == lines
 
 
 def test_jobs_with_json_prints_one_document(run: Any) -> None:

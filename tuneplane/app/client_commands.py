@@ -71,7 +71,7 @@ def show(as_json: bool, data: Any, render: Callable[[Console], None]) -> None:
     if as_json:
         click.echo(json.dumps(data, indent=2, ensure_ascii=False))
     else:
-        render(Console(soft_wrap=not sys.stdout.isatty()))
+        render(tables.open_console())
 
 
 def ask_secret(prompt: str) -> str:

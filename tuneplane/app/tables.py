@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.text import Text
 
 COLOURS = {"succeeded": "green", "running": "green", "failed": "red", "stopped": "yellow", "stopping": "yellow", "queued": "cyan"}
 Row = dict[str, Any]
+PIPE_WIDTH = 10_000  # columns: beyond any row of ours, whose longest text is a Node's reasons
 
 
 def fleets_table(fleets: list[Row]) -> Table:
@@ -117,6 +119,11 @@ def _share(capacity: Row, name: str, unit: float, label: str) -> str:
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)  # an id is there to be copied: others fold first
     return table
+
+
+def open_console() -> Console:
+    """Standard output. A pipe has no width: a row stays on its line there, for grep and awk."""
+    return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
