@@ -39,6 +39,8 @@ FAULTS = (
     "clock-step",
     "database-away",
     "control-delay",
+    "forget",
+    "drain",
 )
 
 

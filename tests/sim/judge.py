@@ -116,6 +116,12 @@ class Judge:
     def journal_lost(self, node: NodeId) -> None:
         self.orphaned |= {row.id for row in self.book.members if row.node == node}
 
+    def _may_lie(self, container: Container) -> bool:
+        """Its journal is gone; or it was created, never started, long after its member was over and its fence forgotten:
+        production forgets after a week, and no engine is that late."""
+        forgotten = operation_id(container.member, "forget") in self.book.commands
+        return container.member in self.orphaned or (forgotten and not container.starts)
+
     # ------------------------------------------------ at the end
 
     def left_over(self) -> list[str]:
@@ -128,6 +134,6 @@ class Judge:
         left += [f"command {row.operation} is open" for row in self.book.commands if row.open]
         for machine in self.machines.values():
             rest = [one for one in machine.containers.values() if not one.is_fence]
-            left += [f"{one.spec.name} is still on {machine.node}" for one in rest if one.running or one.member not in self.orphaned]
+            left += [f"{one.spec.name} is still on {machine.node}" for one in rest if one.running or not self._may_lie(one)]
         left += [f"{node.id} has used {node.cpu_used} CPU" for node in self.book.nodes if node.cpu_used or node.memory_used]
         return left

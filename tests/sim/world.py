@@ -179,6 +179,8 @@ class World:
             ("disk-gone", 150.0, self._lose_disk),
             ("cut", 30.0, self._cut),
             ("database-away", 60.0, self._take_database),
+            ("forget", 15.0, lambda: self.ground.nursery.start_soon(self._forget)),
+            ("drain", 40.0, lambda: self.ground.nursery.start_soon(self._drain)),
         )
         async with trio.open_nursery() as nursery:
             for name, mean, act in acts:
@@ -230,6 +232,18 @@ class World:
     def _take_database(self) -> None:
         self.ground.outages.away_until = trio.current_time() + self.fate.soon(8.0)
         self.fate.history.add("database", "away until {:.1f}", self.ground.outages.away_until)
+
+    async def _forget(self) -> None:
+        """Retention, much earlier than in production: whatever arrives late meets a Node that has forgotten."""
+        age = timedelta(seconds=self.fate.soon(5.0))
+        count = await Twin(self.ground.database).forget_ended(true_now() - age, 100, true_now())
+        self.fate.history.add("operator", "{} members are to be forgotten", count)
+
+    async def _drain(self) -> None:
+        twin, node = Twin(self.ground.database), self._machine().node
+        await twin.set_node_state(node, NodeState.DRAINING, "", true_now())
+        await trio.sleep(self.fate.soon(20.0))
+        await twin.set_node_state(node, NodeState.ACTIVE, "", true_now())
 
     # ------------------------------------------------ phase two
 
