@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import ssl
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -241,6 +244,26 @@ def test_credentials_of_the_environment_win_over_the_file(tmp_path: Path) -> Non
     found = read_credentials({"TUNEPLANE_CREDENTIALS": str(path), "TUNEPLANE_TOKEN": "two"})
     assert (found.url, found.token) == ("https://a.example", "two")
     assert "two" not in repr(found)
+
+
+def test_token_with_a_newline_is_used_without_it_and_a_broken_one_is_never_shown(run: Any) -> None:
+    """R-CRD-05: the HTTP library shows a header that it refuses."""
+    assert run("jobs", "--json", env={"TUNEPLANE_TOKEN": TOKEN + "\n"}).exit_code == 0
+    for broken in ("tpu_se\ncret", "tpu_sécret", "tpu_se cret"):
+        result = run("jobs", env={"TUNEPLANE_TOKEN": broken})
+        assert result.exit_code == 1
+        assert "the API token has characters" in result.output
+        assert "cret" not in result.output
+
+
+def test_output_that_cannot_be_written_is_one_sentence_and_status_one(console: tuple[str, Path]) -> None:
+    url, ca = console
+    env = {**os.environ, "TUNEPLANE_URL": url, "TUNEPLANE_TOKEN": TOKEN, "TUNEPLANE_CA": str(ca)}
+    for arguments in (["jobs", "--json"], ["jobs"]):
+        with Path("/dev/full").open("w") as full:
+            program = [sys.executable, "-c", "from tuneplane.app.cli import main; main()", *arguments]
+            done = subprocess.run(program, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+        assert (done.returncode, done.stderr) == (1, "error: [Errno 28] No space left on device\n")
 
 
 def test_events_are_read_over_comments_and_split_data() -> None:

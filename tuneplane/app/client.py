@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 
 from tuneplane.domain.errors import Reason, TuneplaneError
 from tuneplane.domain.faultpoint import fault_point
@@ -50,8 +50,14 @@ class Credentials:
     """How to reach one console as one user; ``ca_pem`` is empty where the system's roots do."""
 
     url: str
-    token: str
+    token: str = field(converter=lambda token: token.strip())  # a secret mounted as a file ends with a newline
     ca_pem: str = ""
+
+    @token.validator
+    def _check_token(self, _: object, token: str) -> None:
+        """Here, because the HTTP library refuses a bad header by showing it (R-CRD-05)."""
+        if not token.isascii() or not token.isprintable() or " " in token:
+            raise ClientError("the API token has characters in it that no token has; copy it again")
 
 
 def credentials_path(environ: Mapping[str, str]) -> Path:

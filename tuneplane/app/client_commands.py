@@ -58,6 +58,10 @@ def failing_politely(command: F) -> F:
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has what it wanted
             sys.exit(0)
+        except OSError as error:  # a full disk behind a redirection
+            click.echo(f"error: {error}", err=True)
+            sys.stdout = None  # or its last flush fails again, at exit
+            sys.exit(1)
 
     return guarded  # type: ignore[return-value]
 
@@ -241,6 +245,7 @@ def logs(job: str, follow: bool, as_json: bool, **where: Any) -> None:
     """Print what JOB wrote, byte for byte. With --json: one document a line, the bytes in base64."""
     if where["offset"] is None and where["tail_lines"] is None:
         where["offset"] = 0
+
     def write(piece: dict[str, Any]) -> None:
         _write_piece(piece, as_json)
 
