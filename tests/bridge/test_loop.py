@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextlib import suppress
 
 import pytest
 import trio
@@ -60,17 +61,13 @@ async def test_bridge_error_group_of_the_body_keeps_its_own_shape(batched: bool)
 async def test_bridge_cancelled_cancels_the_asyncio_task_once(batched: bool) -> None:
     seen: list[str] = []
 
-    async def clean_up() -> None:
-        await asyncio.sleep(0.01)  # is not interrupted
-        seen.append("clean")
-
     async def wait() -> None:
-        try:
+        with suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            seen.append("cancelled")
-            await clean_up()
-            raise
+        seen.append("cancelled")
+        await asyncio.sleep(0.01)  # clean-up is not interrupted
+        seen.append("clean")
+        raise asyncio.CancelledError
 
     async with open_bridge(batched=batched):
         with trio.move_on_after(0.05) as scope:

@@ -1,6 +1,6 @@
 """The one border to asyncio: the only importer of asyncio, trio_asyncio, grpclib, asyncpg and triopg.
 
-:mod:`.loop` opens the asyncio loop of the process, :mod:`.grpc` serves and makes gRPC calls, :mod:`.postgres` reaches the
+:mod:`.loop` opens the asyncio loop of the process, :mod:`.grpc` serves gRPC calls and :mod:`.dial` makes them, :mod:`.postgres` reaches the
 database. What comes out is Trio's: tasks in the caller's own scopes, cancellation by scope, plain exceptions.
 
 Long-lived tasks, and who owns them:

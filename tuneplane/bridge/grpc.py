@@ -1,62 +1,39 @@
-"""Serving and making bidirectional gRPC calls from Trio.
+"""Serving bidirectional gRPC calls from Trio. The calling side is :mod:`.dial`.
 
-:func:`serve_calls` and :func:`open_call` keep their asyncio halves out of sight: one asyncio task per call that waits for
-the call's end, because grpclib wants to be awaited there. Everything that works on a call is a Trio task in the server's
-or the caller's own nursery, so cancelling means what it means everywhere else.
+The asyncio half is out of sight: one asyncio task per call that waits for the call's end, because grpclib wants to be
+awaited there. Everything that works on a call is a Trio task in the server's own nursery, so cancelling means what it
+means everywhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import trio
-from attrs import define, field, frozen
-from grpclib.client import Channel
-from grpclib.client import Handler as ClientHandler
+from attrs import define, field
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.events import _DispatchServerEvents
-from grpclib.exceptions import GRPCError, StreamTerminatedError
-from grpclib.exceptions import ProtocolError as GrpcProtocolError
+from grpclib.exceptions import GRPCError
 from grpclib.server import Handler as ServerHandler
-from h2.exceptions import H2Error
-from trio_asyncio import run_aio_future
 
-from .call import Call, LaneLimit
-from .listening import BACKLOG, HANDSHAKE_SECONDS, TLS_FAREWELL_SECONDS, Doorkeeper, ListenLimits
-from .loop import asyncio_connection, from_trio
-from .repairs import KEEPALIVE_SECONDS, PeerProtocol, RawCodec, configuration, h2_configuration, shrink_tls_buffers
+from .call import Call
+from .dial import DialFailed, open_call
+from .listening import BACKLOG, Doorkeeper, ListenLimits
+from .peers import FAREWELL_SECONDS, CallSettings, peer_name, wait_closed
+from .repairs import PeerProtocol, RawCodec, configuration, h2_configuration, shrink_tls_buffers
+
+__all__ = ["FAREWELL_SECONDS", "GRACE_SECONDS", "CallSettings", "DialFailed", "Server", "open_call", "serve_calls"]
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0  # how often overdue strangers are looked for
-FAREWELL_SECONDS = 2.0  # for trailers and GOAWAY to leave the buffers of an ending server or client
 PENDING_CALLS = 256  # calls between the asyncio handler and their own task: one step of the loop
 GRACE_SECONDS = 5.0  # a handler has this long to notice that its peer is gone before it is cancelled
-
-
-class DialFailed(Exception):
-    """No call could be opened. ``code`` is ``unreachable``, ``tls-failed`` or ``refused``; ``detail`` is for a person."""
-
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code = code
-        self.detail = detail
-
-
-@frozen(kw_only=True)
-class CallSettings:
-    """What both ends must know of a method, and the pace of its second net."""
-
-    path: str  # /package.Service/Method
-    lanes: tuple[LaneLimit, ...]  # outgoing, most urgent first
-    keepalive_seconds: float = KEEPALIVE_SECONDS
 
 
 @define(eq=False)
@@ -158,12 +135,12 @@ class _Serving:
         protocols = self._doorkeeper.protocols
         for protocol in protocols:
             _say_farewell(protocol)
-        await _wait_closed(protocols)
+        await wait_closed(protocols)
 
     async def _asyncio_handler(self, stream: Any) -> None:
         """grpclib's handler: hand the call over, then wait for its end. Cancelled when peer or connection goes."""
         await stream.send_initial_metadata()
-        call = Call(stream._stream, self._settings.lanes, _text_metadata(stream.metadata), _peer_name(stream.peer))
+        call = Call(stream._stream, self._settings.lanes, _text_metadata(stream.metadata), peer_name(stream.peer))
         if call.owner.on_call is not None:
             call.owner.on_call(call.owner)
         try:
@@ -229,153 +206,3 @@ def _set_deadline(scope: trio.CancelScope, seconds: float) -> None:
 
 def _text_metadata(metadata: Any) -> dict[str, str]:
     return {key: value for key, value in (metadata or {}).items() if isinstance(value, str)}
-
-
-def _peer_name(peer: Any) -> str:
-    address = peer.addr()
-    return f"{address[0]}:{address[1]}" if address else "unknown"
-
-
-async def _wait_closed(protocols: Sequence[PeerProtocol]) -> None:
-    """Let closing connections finish; abort what has not after FAREWELL_SECONDS, and wait for that."""
-
-    async def all_closed() -> None:
-        await asyncio.gather(*(protocol.closed.wait() for protocol in protocols))
-
-    with trio.CancelScope(shield=True):
-        with trio.move_on_after(FAREWELL_SECONDS):
-            await from_trio(all_closed)
-            return
-        for protocol in protocols:
-            protocol.abort()
-        with trio.move_on_after(FAREWELL_SECONDS):
-            await from_trio(all_closed)
-
-
-# ---------------------------------------------------------------- the calling side
-
-
-class _Channel(Channel):  # type: ignore[misc]
-    """A channel over one connection that is already there; it never makes another."""
-
-    def __init__(self, protocol: PeerProtocol, host: str, port: int) -> None:
-        super().__init__(host, port, codec=RawCodec(), ssl=None)
-        self._protocol: PeerProtocol | None = protocol
-        self._scheme = "https"
-
-    async def _create_connection(self) -> PeerProtocol:
-        raise StreamTerminatedError("the connection was lost")
-
-
-@asynccontextmanager
-async def open_call(
-    *,
-    host: str,
-    port: int,
-    tls: ssl.SSLContext,
-    settings: CallSettings,
-    metadata: dict[str, str],
-    server_name: str | None = None,
-) -> AsyncIterator[Call]:
-    """Connect to ``host:port`` and open one call; leaving the block ends call and connection.
-
-    The server's certificate must be for ``server_name``, or ``host`` when that is None.
-    Raises DialFailed; the caller's scope bounds how long connecting may take (the TLS handshake has its own limit).
-    Left normally: queued messages leave first, our end of the stream is closed and the server's answer is waited for, all
-    within FAREWELL_SECONDS. Left by an error or a cancellation: the stream is reset at once.
-    """
-    shrink_tls_buffers()
-    protocol = await _dial(host, port, tls, settings.keepalive_seconds, server_name or host)
-    ready = asyncio.get_running_loop().create_future()
-    half = asyncio.get_running_loop().create_task(_client_half(_Channel(protocol, host, port), settings, metadata, ready))
-    call: Call | None = None
-    left_normally = False
-    try:
-        call = await run_aio_future(ready)
-        yield call
-        left_normally = True
-    finally:
-        with trio.CancelScope(shield=True):
-            await _leave(call, half, left_normally)
-            protocol.close()
-            await _wait_closed([protocol])
-
-
-async def _dial(host: str, port: int, tls: ssl.SSLContext, keepalive_seconds: float, server_name: str) -> PeerProtocol:
-    try:
-        stream = await trio.open_tcp_stream(host, port)
-    except OSError as error:
-        raise DialFailed("unreachable", f"cannot connect to {host}:{port}: {_reason(error)}") from error
-    raw = socket.socket(fileno=stream.socket.detach())
-    config = configuration(keepalive_seconds).__for_client__()
-    try:
-        protocol = await asyncio_connection(
-            lambda: PeerProtocol(ClientHandler(), config, h2_configuration(client_side=True)),
-            raw,
-            tls,
-            server_hostname=server_name,
-            handshake=HANDSHAKE_SECONDS,
-            farewell=TLS_FAREWELL_SECONDS,
-        )
-    except OSError as error:
-        raise DialFailed("tls-failed", f"TLS with {host}:{port} failed: {_reason(error)}") from error
-    if protocol.transport.get_extra_info("ssl_object").selected_alpn_protocol() != "h2":
-        protocol.abort()
-        raise DialFailed("tls-failed", f"{host}:{port} does not speak HTTP/2 (no ALPN protocol h2): not a gateway?")
-    return protocol
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate verify failed: {error.verify_message}"
-    if isinstance(error, BaseExceptionGroup):
-        return "; ".join(_reason(inner) for inner in error.exceptions)
-    if isinstance(error, ConnectionError) and not str(error):
-        return "the peer closed the connection"
-    if error.__cause__ is not None and isinstance(error.__cause__, (OSError, BaseExceptionGroup)):
-        return _reason(error.__cause__)
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-async def _client_half(channel: _Channel, settings: CallSettings, metadata: dict[str, str], ready: asyncio.Future[Call]) -> None:
-    """The asyncio task of one outgoing call."""
-    try:
-        async with channel.request(settings.path, Cardinality.STREAM_STREAM, bytes, bytes, metadata=metadata) as stream:
-            await stream.send_request()
-            if ready.done():  # the caller was cancelled in this very step
-                return
-            call = Call(stream._stream, settings.lanes, {}, _peer_name(stream.peer))
-            ready.set_result(call)
-            try:
-                with stream._wrapper:
-                    status, _ = await call.ended
-            except StreamTerminatedError as error:
-                call.note_gone("connection-lost", str(error))
-                raise
-            if status is not Status.OK:
-                await stream.cancel()
-                return
-            await stream.end()
-            await stream._stream.buffer.ended.wait()
-    except (GRPCError, GrpcProtocolError, StreamTerminatedError, H2Error, OSError) as error:
-        log.debug("an outgoing call ended: %r", error)
-        if not ready.done():
-            ready.set_exception(DialFailed("unreachable", f"no call could be opened: {error}"))
-    except Exception as error:
-        if ready.done():
-            raise
-        ready.set_exception(error)  # ours: metadata that no header can carry, say
-    finally:
-        channel._protocol = None  # its owner closes it; grpclib would warn of an unclosed channel
-
-
-async def _leave(call: Call | None, half: asyncio.Future[None], normally: bool) -> None:
-    with trio.move_on_after(FAREWELL_SECONDS):
-        if call is not None and normally:
-            await call.drain()
-        if call is not None:
-            call.finish(Status.OK if normally else Status.CANCELLED)
-        else:
-            half.cancel()
-        with suppress(asyncio.CancelledError):
-            await run_aio_future(half)
