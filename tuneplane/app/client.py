@@ -45,12 +45,16 @@ class ApiRefused(TuneplaneError):
         self.reasons = [Reason(*(str(reason.get(name, "")) for name in ("code", "detail", "subject"))) for reason in raw]
 
 
+def _stripped(text: str) -> str:
+    return text.strip()
+
+
 @frozen(kw_only=True, repr=False)
 class Credentials:
     """How to reach one console as one user; ``ca_pem`` is empty where the system's roots do."""
 
     url: str
-    token: str = field(converter=lambda token: token.strip())  # a secret mounted as a file ends with a newline
+    token: str = field(converter=_stripped)  # a secret mounted as a file ends with a newline
     ca_pem: str = ""
 
     @token.validator
