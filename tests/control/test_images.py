@@ -86,7 +86,7 @@ async def open_registry(handler: Handler) -> AsyncIterator[AwkwardRegistry]:
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     registry.address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, registry.serve, listeners)
+        await nursery.start(trio.serve_listeners, registry.serve, listeners)
         yield registry
         nursery.cancel_scope.cancel()
 
@@ -184,7 +184,7 @@ async def test_registry_that_hangs_ends_with_the_callers_deadline() -> None:
             async with stream:
                 await trio.sleep_forever()
 
-        nursery.start_soon(trio.serve_listeners, hang, listeners)
+        await nursery.start(trio.serve_listeners, hang, listeners)
         port = listeners[0].socket.getsockname()[1]
         with pytest.raises(trio.TooSlowError), trio.fail_after(0.3):
             await RegistryResolver().resolve(f"127.0.0.1:{port}/t/x:1")

@@ -87,6 +87,7 @@ def mint(page: Page, job: str) -> None:
     expect(command).to_contain_text("TUNEPLANE_JOIN_TOKEN=tpj_")
     page.keyboard.press("Escape")
     expect(page.locator("#minted")).to_be_hidden()
+    expect(command).to_have_text("")
     assert "tpj_" not in page.content()
 
 

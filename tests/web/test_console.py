@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -119,28 +118,22 @@ async def _browse(running: Running, job: JobId, width: int) -> list[str]:
     """Run the person of ``browse.py`` behind a proxy that freezes and thaws when asked; what it printed."""
     lines: list[str] = []
     host, port = running.url.removeprefix("https://").split(":")
+    proxy = Proxy(host, int(port))
+    asked = {"please: freeze": proxy.freeze, "please: thaw": proxy.thaw}
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    own = listeners[0].socket.getsockname()[1]
     async with trio.open_nursery() as nursery:
-        proxy = Proxy(host, int(port))
-        own = await nursery.start(proxy.run)
+        await nursery.start(trio.serve_listeners, proxy.carry, listeners)
         command = [sys.executable, "-m", "tests.web.browse", f"https://localhost:{own}", job, str(width)]
         process = await nursery.start(partial(trio.run_process, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False))
-        async for line in _lines(process.stdout):
-            lines.append(line)
-            if line == "please: freeze":
-                proxy.freeze()
-            elif line == "please: thaw":
-                proxy.thaw()
-        nursery.cancel_scope.cancel()
-    return lines
-
-
-async def _lines(stream: trio.abc.ReceiveStream) -> AsyncIterator[str]:
-    rest = b""
-    async with stream:
-        async for piece in stream:
+        rest = b""
+        async for piece in process.stdout:
             *whole, rest = (rest + piece).split(b"\n")
             for line in whole:
-                yield line.decode()
+                lines.append(line.decode())
+                asked.get(lines[-1], lambda: None)()
+        nursery.cancel_scope.cancel()
+    return lines
 
 
 @define
@@ -161,13 +154,8 @@ class Proxy:
         for stream in self._open:
             stream.socket.close()
 
-    async def run(self, task_status: trio.TaskStatus[int]) -> None:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        async with trio.open_nursery() as nursery:
-            task_status.started(listeners[0].socket.getsockname()[1])
-            await trio.serve_listeners(self._carry, listeners, handler_nursery=nursery)
-
-    async def _carry(self, near: trio.SocketStream) -> None:
+    async def carry(self, near: trio.SocketStream) -> None:
+        """One connection, both ways."""
         far = await trio.open_tcp_stream(self.host, self.port)
         self._open |= {near, far}
         async with near, far, trio.open_nursery() as nursery:

@@ -113,11 +113,19 @@ async def test_cancelled_request_with_an_error_logs_the_error_and_stays_cancelle
     assert "went wrong while leaving" in "".join(capfd.readouterr())
 
 
+class _FailsAtExit:
+    """Clean-up with a fault in it."""
+
+    async def __aenter__(self) -> None:
+        """Nothing to open."""
+
+    async def __aexit__(self, *exc: object) -> None:
+        raise RuntimeError("went wrong while leaving")
+
+
 async def _fail_when_cancelled() -> None:
-    try:
+    async with _FailsAtExit():
         await trio.sleep_forever()
-    except trio.Cancelled:
-        raise RuntimeError("went wrong while leaving") from None
 
 
 async def _run_border(app: Any) -> list[Any]:
