@@ -275,3 +275,11 @@ async def test_as_root_with_binaries_out_of_reach_they_are_copied_once(place: Pa
 
 def _only_in(place: Path, real: object) -> object:
     return lambda install, account: install.is_relative_to(place) and real(install, account)
+
+
+def test_initdb_that_fails_is_told_with_its_cause_not_its_clean_up() -> None:
+    """A full disk is named: the last line only says that initdb swept up behind itself."""
+    full = "running ... 2026-11-30 UTC [1] FATAL:  could not extend file: No space left on device\nHINT: x\ninitdb: removing data directory"
+    assert cluster._cause(full) == "could not extend file: No space left on device"
+    assert cluster._cause("initdb: error: could not access directory\ninitdb: removing contents") == "could not access directory"
+    assert cluster._cause("\n") == "it said nothing"

@@ -140,7 +140,7 @@ def create_cluster(cluster: Cluster, *, sync: bool) -> None:
     command = [str(cluster.binaries / "initdb"), "-D", str(fresh), "-U", SUPERUSER, "--auth=trust", "--encoding=UTF8", "--no-locale"]
     made = _run([*command, *(() if sync else ("--no-sync",))], cluster)
     if made.returncode != 0:
-        raise EmbeddedFailed(f"initdb failed in {cluster.directory}: {_last_line(made.stderr or made.stdout)}")
+        raise EmbeddedFailed(f"initdb failed in {cluster.directory}: {_cause(made.stderr or made.stdout)}")
     with fault_point("storage.embedded_create"):
         fresh.rename(cluster.data)
 
@@ -151,6 +151,15 @@ def _run(command: list[str], cluster: Cluster) -> subprocess.CompletedProcess[st
         return subprocess.run(command, capture_output=True, text=True, timeout=INITDB_SECONDS, check=False, **identity)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EmbeddedFailed(f"{command[0]} could not be run: {error}") from error
+
+
+def _cause(text: str) -> str:
+    """What went wrong: the first line that names an error. The last one only tells of initdb's own clean-up."""
+    for line in text.splitlines():
+        for mark in ("FATAL:", "initdb: error:"):
+            if mark in line:
+                return line.partition(mark)[2].strip()
+    return _last_line(text)
 
 
 def _last_line(text: str) -> str:
