@@ -78,6 +78,8 @@ class SimEngine:
             raise EngineUnclear(f"{doing}: no answer")
         if self.fate.strikes("engine-lost", 0.05):
             raise EngineUnclear(f"{doing}: the connection broke")
+        if self.machine.engine_back_at > trio.current_time():
+            raise EngineUnclear(f"{doing}: the engine went away before it answered")
         return read()
 
     async def _do(self, doing: str, effect: Callable[[], T]) -> T:

@@ -139,7 +139,8 @@ class SimMachine:
     def restart_engine(self) -> None:
         """The runtime's own process: containers live on or die with it, as it is configured."""
         self.instance += 1
-        self.engine_back_at = trio.current_time() + self.fate.soon(4.0)
+        at_once = self.fate.random.random() < 0.3  # back between two questions of the daemon
+        self.engine_back_at = trio.current_time() + (0.0 if at_once else self.fate.soon(4.0))
         dies = self.fate.random.random() < 0.5
         for container in self.containers.values():
             if dies:

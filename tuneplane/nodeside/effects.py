@@ -110,6 +110,7 @@ async def _refused(core: NodeCore, record: NodeMember, code: str, error: EngineR
     try:
         instance = await core.engine.instance()
         found = await find(core, record)
+        await _confirm_instance(core, found, instance)
     except (EngineDown, EngineUnclear, EngineRefused):
         return Outcome(MemberEvent.UNCLEAR)
     if found is None or found.life is Life.CREATED:
@@ -119,9 +120,17 @@ async def _refused(core: NodeCore, record: NodeMember, code: str, error: EngineR
 
 
 async def do_look(core: NodeCore, record: NodeMember) -> Outcome:
-    """What the runtime shows now (P-03). The engine instance is asked first: a restart in between makes it unproven."""
+    """What the runtime shows now (P-03), and under which engine instance. EngineUnclear when that cannot be told."""
     instance = await core.engine.instance()
-    return _judged(core, record, await find(core, record), instance)
+    found = await find(core, record)
+    await _confirm_instance(core, found, instance)
+    return _judged(core, record, found, instance)
+
+
+async def _confirm_instance(core: NodeCore, found: ContainerState | None, instance: str) -> None:
+    """An end counts as witnessed only when no restart lies between question and answer (P-04): a restart may be that end."""
+    if found is not None and found.life is Life.ENDED and await core.engine.instance() != instance:
+        raise EngineUnclear(f"the container runtime was restarted while {found.name} was looked at")
 
 
 def _judged(core: NodeCore, record: NodeMember, found: ContainerState | None, instance: str) -> Outcome:
