@@ -28,6 +28,7 @@ log = structlog.get_logger("tuneplane.control.presence")
 
 COMPARISONS_A_POLL = 10  # at most: each reads a row for every session of this gateway
 ASK_SECONDS = 2.0  # the relay answers from memory
+REGISTER_SECONDS = 5.0  # of a start: a database that takes longer must not make the presence count as not started
 
 
 @frozen
@@ -62,7 +63,11 @@ class Presence(Actor):
     _next_comparison: Alarm = field(factory=lambda: Alarm("compare"), init=False)
 
     async def on_start(self, context: Context) -> None:
-        await self._renew_or_wait(context)
+        with trio.move_on_after(REGISTER_SECONDS) as scope:
+            await self._renew_or_wait(context)
+        if scope.cancelled_caught:
+            log.warning("gateway not registered yet, the database is slow", gateway=self.gateway)
+            self._next_renewal.set(context, self.backoff.next_seconds())
 
     async def run(self, context: Context) -> None:
         await signal_on_pokes(context, "compare", self.storage, (Topic.SESSIONS,), self.backoff)
