@@ -172,7 +172,7 @@ def judge(record: NodeMember, found: ContainerState | None, place: Place) -> tup
     if found.life is Life.RUNNING:
         return MemberEvent.FOUND_RUNNING, facts
     if found.life is Life.ENDED:
-        if _witnessed(record, place):
+        if _witnessed(record, place) and found.exit_code is not None:
             return MemberEvent.FOUND_ENDED, facts
         return MemberEvent.FOUND_UNPROVEN, _why_lost(record, facts, place)
     fresh = hold_left(record, place) > 0
@@ -184,6 +184,8 @@ def _witnessed(record: NodeMember, place: Place) -> bool:
 
 
 def _why_lost(record: NodeMember, facts: Facts, place: Place) -> Facts:
+    if facts.exit_code is None:
+        return evolve(facts, reason_detail="the container runtime does not tell how it ended")
     if record.start_boot_id and record.start_boot_id != place.boot_id:
         return evolve(facts, reason_detail="the machine was rebooted while it ran; the runtime's exit code proves nothing")
     return evolve(facts, reason_detail="the container runtime was restarted while it ran; its exit code proves nothing")

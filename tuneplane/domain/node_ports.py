@@ -152,7 +152,7 @@ class Engine(Protocol):
         """Also returns when it already runs. EngineRefused when it cannot start."""
 
     async def inspect(self, container: str) -> ContainerState | None:
-        """None: no such container."""
+        """None: no such container. One that ended may have no exit code to show: that proves nothing (P-04)."""
 
     async def wait_ended(self, container: str, *, soon: bool = False) -> None:
         """Return when it is not running (or is gone), or after a bounded time: inspect then. ``soon``: notice it fast."""

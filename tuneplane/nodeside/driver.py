@@ -14,7 +14,7 @@ import trio
 from attrs import define, field
 
 from tuneplane.domain.ids import MemberId
-from tuneplane.domain.member_table import ENDED, RESUME, MemberAction, MemberEvent, NodePhase
+from tuneplane.domain.member_table import ENDED, RESUME, MemberAction, NodePhase
 from tuneplane.domain.node_member import NodeMember
 from tuneplane.domain.node_ports import EngineDown, EngineRefused, EngineUnclear
 
@@ -130,8 +130,8 @@ class MemberDriver:
         if record.revision != before.revision:
             self._wait_seconds = RETRY_FIRST_SECONDS
             self.core.outbox.report(self.member)
-        elif action is done and outcome.event is MemberEvent.FOUND_RUNNING:
-            await self._pause()  # an unconfirmed kill, or an engine whose wait returns early
+        elif action is done:
+            await self._pause()  # an unconfirmed kill, an engine whose wait returns early, a name that is taken by nothing
         return action, record.revision
 
     async def _pause(self) -> None:

@@ -40,6 +40,11 @@ from .engine_specs import LOG_DRIVER, docker_body, libpod_body, read_container, 
 
 API = "v1.41"  # what both engines of the field speak; a newer daemon's own minimum is taken instead
 LIBPOD = "/v4.0.0/libpod"
+# State, in Podman's own list, of a container that it was removing when it was killed. Its inspection is answered with a
+# 500 ("container not known", "layer not known"), and so is the compatible list of all containers.
+HALF_REMOVED = "removing"
+HALF_CREATED = "storage"  # state of storage that a create was cut off from
+CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 WAIT_SECONDS = 300.0  # one wait; the caller inspects and waits again, so a lost answer costs this at most
 NOTICE_MILLISECONDS = 250  # how often Podman looks for the end of a container
 NOTICE_SOON_MILLISECONDS = 20  # the same while a person waits for a stop
@@ -154,9 +159,20 @@ class EngineClient:
                 response = await self._http.call(doing, "POST", "/containers/create", params={"name": spec.name}, body=docker_body(spec))
         if response.status_code != 201:
             error = refused(doing, response.status_code, response.content)
+            if podman and error.kind is Refusal.NAME_TAKEN:
+                await self._clear_half_created(spec.name)
             missing = error.kind is Refusal.NO_CONTAINER  # a 404 to a create can only be about its image
             raise EngineRefused(doing, Refusal.NO_IMAGE, error.detail, error.status) if missing else error
         return str(response.json()["Id"])
+
+    async def _clear_half_created(self, name: str) -> None:
+        """Remove what a Podman that was killed while it created ``name`` left behind: storage without a container, which
+        takes the name and which nothing finds. The refusal stands; another create of that name can then succeed."""
+        response = await self._http.call("listing storage", "GET", f"{LIBPOD}/containers/json", params={"external": "true"})
+        rows = response.json() if response.status_code == 200 else []
+        for row in rows:
+            if row.get("State") == HALF_CREATED and name in (row.get("Names") or ()):
+                await self.remove(str(row["Id"]))
 
     async def start(self, container: str) -> None:
         await self._podman()
@@ -166,10 +182,12 @@ class EngineClient:
             raise refused(f"starting container {container[:12]}", response.status_code, response.content)
 
     async def inspect(self, container: str) -> ContainerState | None:
-        await self._podman()
+        podman = await self._podman()
         response = await self._http.call(f"inspecting container {container}", "GET", f"/containers/{container}/json")
         if response.status_code == 404:
             return None
+        if podman and response.status_code == 500 and (remains := await self._remains(container)) is not None:
+            return remains
         if response.status_code != 200:
             raise refused(f"inspecting container {container}", response.status_code, response.content)
         return read_container(response.json())
@@ -206,13 +224,23 @@ class EngineClient:
         if response.status_code not in (200, 204, 404):
             raise refused(doing, response.status_code, response.content)
 
+    async def _remains(self, container: str) -> ContainerState | None:
+        """What is left of a container whose removal a killed Podman did not finish: no inspection tells of it any more, but
+        its name is taken, and it can be removed again."""
+        by = "id" if CONTAINER_ID.fullmatch(container) else "name"
+        left = [read_summary(row) for row in await self._list(by, container) if row.get("State") == HALF_REMOVED]
+        return next((each for each in left if container in (each.id, each.name)), None)
+
     async def list_labelled(self, label: str, value: str) -> list[ContainerState]:
-        await self._podman()
-        params = {"all": "true", "filters": json.dumps({"label": [f"{label}={value}"]})}
-        response = await self._http.call("listing containers", "GET", "/containers/json", params=params)
+        return [read_summary(row) for row in await self._list("label", f"{label}={value}")]
+
+    async def _list(self, by: str, value: str) -> list[dict[str, Any]]:
+        path = f"{LIBPOD}/containers/json" if await self._podman() else "/containers/json"  # see HALF_REMOVED
+        params = {"all": "true", "filters": json.dumps({by: [value]})}
+        response = await self._http.call("listing containers", "GET", path, params=params)
         if response.status_code != 200:
             raise refused("listing containers", response.status_code, response.content)
-        return [read_summary(row) for row in response.json()]
+        return list(response.json())
 
     @asynccontextmanager
     async def open_logs(self, container: str, *, follow: bool) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -241,8 +269,8 @@ class EngineClient:
         async with self._http.stream(doing, "POST", path, params) as body:
             text = await body.read_all()
             status = body.response.status_code
-        if status not in (200, 404):
-            raise refused(doing, status, text)
+        if status != 200 and (error := refused(doing, status, text)).kind is not Refusal.NO_CONTAINER:
+            raise error
 
 
 @define(eq=False)

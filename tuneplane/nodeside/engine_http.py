@@ -131,7 +131,7 @@ def refusal_kind(status: int, detail: str) -> Refusal:
         return Refusal.NAME_TAKEN
     if "image not known" in text or "no such image" in text:
         return Refusal.NO_IMAGE
-    if "no such container" in text or "no container with" in text:
+    if any(words in text for words in ("no such container", "no container with", "container not known", "layer not known")):
         return Refusal.NO_CONTAINER
     if "can only kill running" in text or "is not running" in text or "no such process" in text:
         return Refusal.NOT_RUNNING
