@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 import trio
@@ -36,6 +37,8 @@ from .first_admin import ensure_first_administrator
 from .hosts import advertised, console_hosts, machine_address
 from .process import Stopping, run_process, run_system
 from .settings import CONSOLE_PORT, GATEWAY_PORT, ControlSettings, Endpoint, WrongSetting
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -66,16 +69,19 @@ class Keys:
 async def open_base(settings: ControlSettings, dsn: str) -> AsyncIterator[PostgresStorage]:
     """Bridge and storage; returns once PostgreSQL answers with the schema we know. StorageUnavailable, SchemaMismatch."""
     async with open_bridge(), open_storage(dsn, timings=settings.timings) as storage:
-        await wait_for_database(storage)
+        await patiently(storage.ping)
         yield storage
 
 
-async def wait_for_database(storage: PostgresStorage) -> None:
-    """Look until PostgreSQL answers; the last error when it does not in time, or when waiting cannot help."""
+async def patiently(step: Callable[[], Awaitable[T]]) -> T:
+    """One idempotent step of a start, repeated until PostgreSQL has answered to its end.
+
+    Raises the last error when it does not in time, or when waiting cannot help.
+    """
     give_up = trio.current_time() + DATABASE_SECONDS
     while True:
         try:
-            return await storage.ping()
+            return await step()
         except StorageUnavailable as error:
             if isinstance(error, SchemaUnusable) or trio.current_time() > give_up:
                 raise
@@ -85,13 +91,14 @@ async def wait_for_database(storage: PostgresStorage) -> None:
 
 async def gateway_identity(settings: ControlSettings, storage: PostgresStorage, host: str, enc_key: bytes) -> TlsIdentity:
     """R-TLS-01: from the database, made at the first start."""
-    return await open_gateway_identity(storage, host=host, encryption_key=enc_key, directory=settings.gateway_tls_dir, now=utc_now())
+    directory = settings.gateway_tls_dir
+    return await patiently(lambda: open_gateway_identity(storage, host=host, encryption_key=enc_key, directory=directory, now=utc_now()))
 
 
 async def internal_identity(settings: ControlSettings, storage: PostgresStorage, enc_key: bytes) -> TlsIdentity:
     """What the control plane's processes show each other (P-23)."""
     directory = settings.data_dir / "internal-tls"
-    return await open_internal_identity(storage, encryption_key=enc_key, directory=directory, now=utc_now())
+    return await patiently(lambda: open_internal_identity(storage, encryption_key=enc_key, directory=directory, now=utc_now()))
 
 
 def make_worker(settings: ControlSettings, storage: PostgresStorage) -> SupervisorSpec:
@@ -224,7 +231,7 @@ async def _api(settings: ControlSettings, dsn: str, keys: Keys, addresses: Addre
         trust = await trust_of(settings, storage, addresses.gateway_target.host, keys.enc_key)
         internal = await internal_identity(settings, storage, keys.enc_key)
         api = make_api(settings, storage, addresses, trust, internal)
-        await ensure_first_administrator(api.accounts, settings.data_dir)
+        await patiently(lambda: ensure_first_administrator(api.accounts, settings.data_dir))
         certificate = console_tls(settings, addresses.public_url)
         tree = make_web(settings, storage, api, addresses.console, certificate, keys.jwt_secret)
         await run_system("api", tree, stopping)

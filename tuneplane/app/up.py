@@ -44,6 +44,7 @@ from .roots import (
     make_web,
     make_worker,
     open_base,
+    patiently,
     trust_of,
 )
 from .settings import CONSOLE_PORT, GATEWAY_PORT, ControlSettings, Endpoint, WrongSetting
@@ -120,7 +121,7 @@ async def _up(settings: ControlSettings, keys: Keys, addresses: Addresses, stopp
             identity = await gateway_identity(settings, storage, host, keys.enc_key)
             internal = await internal_identity(settings, storage, keys.enc_key)
             api = make_api(settings, storage, addresses, trust, internal)
-            first = await ensure_first_administrator(api.accounts, settings.data_dir)
+            first = await patiently(lambda: ensure_first_administrator(api.accounts, settings.data_dir))
             certificate = console_tls(settings, addresses.public_url)
             tree = SupervisorSpec(
                 name="tuneplane",
