@@ -8,7 +8,7 @@ import secrets
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -153,7 +153,14 @@ class Rig:
             self.revive()
             return look()
 
-        return wait_for(what, looked, seconds)
+        try:
+            return wait_for(what, looked, seconds)
+        except AssertionError as error:
+            raise AssertionError("\n\n".join([str(error), *self.last_words()])) from None
+
+    def last_words(self) -> list[str]:
+        """The ends of all logs, for whoever must find out what happened."""
+        return [f"--- {name}\n{process.tail()}" for name, process in self.system.processes.items()]
 
     def _plan_of(self, process: Process) -> str:
         return Path(process.env["TUNEPLANE_FAULT_PLAN"]).name
@@ -235,11 +242,12 @@ class Rig:
     def sql(self, text: str) -> str:
         return self.system.postgres.sql(text, urlsplit(self.system.dsn).path.lstrip("/"))
 
-    def journalled(self, member: str) -> bool:
-        """Whether the Node's journal still has a record of ``member``."""
+    def journal_phase(self, member: str) -> str | None:
+        """The phase of ``member`` in the Node's journal; None when it has no record of it."""
         path = self.node_state_dir / "journal.sqlite3"
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as journal:
-            return bool(journal.execute("SELECT count(*) FROM member WHERE member = ?", (member,)).fetchone()[0])
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as journal:
+            row = journal.execute("SELECT phase FROM member WHERE member = ?", (member,)).fetchone()
+        return str(row[0]) if row else None
 
     @property
     def node_state_dir(self) -> Path:

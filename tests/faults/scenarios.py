@@ -181,7 +181,7 @@ def forget(rig: Rig, strike: Strike) -> None:
     kept = rig.node_state_dir / "logs" / member["id"]
 
     def look() -> tuple[bool | None, object]:
-        left = (rig.journalled(member["id"]), kept.exists(), [one["Names"] for one in rig.system.containers(job)])
+        left = (rig.journal_phase(member["id"]), kept.exists(), [one["Names"] for one in rig.system.containers(job)])
         return (None if any(left) else True), left
 
     rig.wait(f"{member['id']} to be forgotten", look)

@@ -88,7 +88,7 @@ def _check(rig: Rig, submitted: Submitted) -> None:
     job, witness = submitted.job, submitted.witness
     ended = rig.wait_state(job, "succeeded", "failed", "stopped", seconds=CALM_SECONDS)
     rig.wait_cleaned(job)
-    started = assert_ran_at_most_once(rig.system, job, witness)
+    started = assert_ran_at_most_once(rig.system, job, witness, runtime_killed=True)
     members = [member for attempt in ended["attempts"] for member in attempt["members"]]
     told = {(ended["state"], member["exit_code"], member["reason_code"]) for member in members}
     if ("failed", END_CODE, "") in told or any(member["exit_code"] == END_CODE for member in members):

@@ -175,6 +175,7 @@ def _become(request: dict[str, Any], mains: dict[str, Any]) -> int:
     """Everything that an exec would have given it, then the command's own main; the exit status."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR2, lambda *_: _tell_tasks())
     nothing = os.open(os.devnull, os.O_RDONLY)
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for target, source in ((0, nothing), (1, log), (2, log)):
@@ -192,6 +193,21 @@ def _become(request: dict[str, Any], mains: dict[str, Any]) -> int:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         return 1
     return 0
+
+
+def _tell_tasks() -> None:
+    """Where every Trio task of this process waits, into its log: for a failure that nobody understands."""
+    import trio
+
+    waiting = [trio.lowlevel.current_root_task()]
+    while waiting:
+        task = waiting.pop()
+        if task is None:
+            continue
+        frames = [f"{Path(frame.f_code.co_filename).name}:{line} {frame.f_code.co_name}" for frame, line in task.iter_await_frames()]
+        print(f"TASK {task.name}: {' > '.join(frames)}", file=sys.stderr)
+        waiting += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":
