@@ -33,7 +33,7 @@ UP_SECONDS = 120.0  # the first start makes a database cluster; two busy cores m
 READY_SECONDS = 60.0
 JOB_SECONDS = 300.0
 GRACE_SECONDS = 10.0
-STOP_OVERHEAD_SECONDS = 10.0  # noticing the end, cleaning up and reporting it (Timings.stop_overhead)
+STOP_OVERHEAD_SECONDS = 10.0  # noticing the end, cleaning up and reporting it
 EPOCHS_BEFORE_STOP = 5
 
 

@@ -49,3 +49,10 @@ def test_installed_logging_writes_redacted_json_lines_for_both_libraries() -> No
     assert {line["process"] for line in lines} == {"worker"}
     assert "RuntimeError" in lines[2]["exception"]
     assert SECRETS[2] not in done.stderr
+
+
+def test_password_of_a_database_address_is_hidden() -> None:
+    """Libraries quote the address they could not reach."""
+    shown = redact("cannot connect to postgresql://tuneplane:hunter2@db.example:5432/tuneplane")
+    assert "hunter2" not in shown
+    assert "db.example:5432" in shown

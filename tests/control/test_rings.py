@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuneplane.control.followers import MAX_FOLLOWERS, Followers
-from tuneplane.control.rings import MAX_READ_BYTES, Ring, ring_bytes
+from tuneplane.control.rings import MAX_PIECES, MAX_READ_BYTES, Ring, ring_bytes
 from tuneplane.domain.errors import Refused
 from tuneplane.domain.frames import LogCancel, LogChunk, LogPiece, LogQuery
 from tuneplane.domain.ids import MemberId, NodeId
@@ -37,6 +37,17 @@ async def test_ring_a_slow_reader_gets_gap_marks() -> None:
     assert b"".join(piece.data for piece in pieces) == b"3...4..."
     assert pieces[0].gap == 12
     assert pieces[0].offset == 12
+
+
+async def test_ring_a_flood_of_empty_chunks_is_bounded() -> None:
+    """P-22: a hostile Node's chunks without data cost no credit; they must not pile up behind a slow reader either."""
+    ring = Ring(limit=10)
+    for _ in range(MAX_PIECES * 2):
+        ring.put(_chunk(0, b"", gap=1))
+    ring.put(_chunk(0, b"", end=True))
+    pieces = await _read_all(ring)
+    assert len(pieces) <= MAX_PIECES
+    assert sum(piece.gap for piece in pieces) == MAX_PIECES * 2
 
 
 async def test_ring_a_reader_waits_for_the_first_piece(nursery: trio.Nursery) -> None:

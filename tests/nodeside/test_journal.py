@@ -14,7 +14,7 @@ from tuneplane.domain.ids import NodeId
 from tuneplane.domain.member_table import MemberAction, MemberEvent, NodePhase
 from tuneplane.domain.node_member import NOTHING_FOUND, PROGRESS_TICKS, Facts, Grants, Place
 from tuneplane.domain.plan import plan_bytes
-from tuneplane.nodeside.journal import FILE_NAME, JournalUnusable, open_journal
+from tuneplane.nodeside.journal import FILE_NAME, Journal, JournalUnusable, open_journal
 from tuneplane.nodeside.machine import LinuxMachine
 from tuneplane.nodeside.runner import ThreadRunner, run_inline
 
@@ -106,6 +106,34 @@ async def test_transaction_whose_answer_is_lost_is_read_again(tmp_path: Path) ->
             assert again.repeated
     finally:
         install_fault_hook(None)
+
+
+async def test_stop_whose_commit_raised_and_could_not_be_read_again_is_still_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P-01, P-09: the disk holds the stop, memory does not; the driver's next step must not write over it."""
+    plan = make_plan(IMAGE, ("true",))
+    reload = Journal._reload
+
+    def fail_once(journal: Journal) -> None:
+        monkeypatch.setattr(Journal, "_reload", reload)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def lose(name: str, moment: str) -> None:
+        if moment == "after":
+            raise AnswerLost(name)
+
+    async with open_journal(tmp_path, run_inline) as journal:
+        await journal.accept(prepare(plan), place(), GRANTS)
+        await journal.advance(plan.member, MemberEvent.READY, NOTHING_FOUND, place())
+        await journal.accept(commit(plan), place(), GRANTS)
+        monkeypatch.setattr(Journal, "_reload", fail_once)
+        install_fault_hook(lose)
+        try:
+            with pytest.raises(sqlite3.OperationalError):
+                await journal.accept(stop(plan), place(), GRANTS)
+        finally:
+            install_fault_hook(None)
+        changed, action = await journal.advance(plan.member, MemberEvent.FOUND_READY, Facts(container_id="c1"), place())
+        assert (changed.phase, action) == (NodePhase.WITHDRAWN, MemberAction.REMOVE), "no start after an accepted stop"
 
 
 async def test_action_of_a_command_is_given_out_once_and_only_with_its_revision(tmp_path: Path) -> None:

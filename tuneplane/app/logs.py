@@ -11,7 +11,8 @@ from typing import Any
 import structlog
 
 # API token, Join Token, Node credential, attempt read credential: the prefixes exist so that a leak is recognised
-SECRET = re.compile(r"\btp[ujna]_[A-Za-z0-9_-]{8,}")
+# so does the password of a database address, which libraries like to quote in their errors
+SECRET = re.compile(r"\btp[ujna]_[A-Za-z0-9_-]{8,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 HIDDEN = "[secret]"
 MOST_DEPTH = 6  # log values are flat facts; deeper than this is shown as text
 # their own INFO lines repeat what we log, and h2's and httpcore's DEBUG lines carry headers, so credentials

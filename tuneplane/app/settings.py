@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 from tuneplane.domain.errors import TuneplaneError
 from tuneplane.domain.timings import PRODUCTION, Timings
@@ -76,7 +76,7 @@ class ControlSettings:
     """What ``tuneplane up|api|gateway|worker|migrate|user|token`` read."""
 
     data_dir: Path
-    database_url: str | None  # None: the embedded PostgreSQL of ``up``
+    database_url: str | None = field(repr=False)  # may hold a password. None: the embedded PostgreSQL of ``up``
     secret_enc_key: Secret | None
     jwt_secret: Secret | None
     public_url: str | None

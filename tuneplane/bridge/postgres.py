@@ -110,9 +110,8 @@ class Pool:
     A task that finds all connections busy waits for one, as long as its own scope allows.
     """
 
-    _dsn: str
+    _dsn: str = field(repr=False)  # may hold a password
     _proxy: Any  # triopg's pool
-    _command_seconds: float
 
     async def run(self, unit: Unit[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``unit(connection, *args)`` in one transaction and COMMIT it."""
@@ -204,7 +203,7 @@ async def open_pool(dsn: str, *, size: int, command_seconds: float = COMMAND_SEC
     with _translated():
         await proxy.__aenter__()
     try:
-        yield Pool(dsn, proxy, command_seconds)
+        yield Pool(dsn, proxy)
     finally:
         proxy.terminate()
 
@@ -275,7 +274,7 @@ class Listener:
     """Yields sets of channel names, for ever. One task iterates it. Made by :meth:`Pool.open_listener`."""
 
     channels: frozenset[str]
-    dsn: str
+    dsn: str = field(repr=False)
     connected: int = 0  # how often LISTEN has been established
     _pending: set[str] = field(factory=set, init=False)
     _wake: trio.Event = field(factory=trio.Event, init=False)

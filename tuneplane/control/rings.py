@@ -15,6 +15,7 @@ from tuneplane.domain.frames import LOG_CHUNK_BYTES, LogChunk, LogPiece, LogQuer
 
 MAX_READ_BYTES = 4 << 20  # the most that one bounded read may ask for (R-LCH-13); the reader holds it in memory too
 FOLLOW_BYTES = 1 << 20  # what a follower may lag behind: seconds of a chatty job
+MAX_PIECES = 4096  # a Node whose chunks are tiny or empty is bounded too; 4 MiB of whole chunks are 64
 SLACK_BYTES = 4 * LOG_CHUNK_BYTES  # a Node may round a read up to whole chunks
 
 
@@ -72,7 +73,7 @@ class Ring:
         self._pieces.append(piece)
         self._size += len(piece.data)
         self._ended = piece.end
-        while self._size > self.limit and len(self._pieces) > 1:
+        while (self._size > self.limit or len(self._pieces) > MAX_PIECES) and len(self._pieces) > 1:
             oldest = self._pieces.popleft()
             self._size -= len(oldest.data)
             self._lost += len(oldest.data) + oldest.gap

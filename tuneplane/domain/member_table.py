@@ -10,7 +10,7 @@ busy is met by the driver's very next step: that is the re-read between create a
       stop                stop, hold-expired, unfit                  stop                     stop                 stop
        |                    +-----> aborted <----+                    |                        +----> stopping <-----+
        +-------------------> withdrawn <------------------------------+                                  |
-                                 +--found-absent, fenced--> aborted            terminated <--found-ended-+
+                                 +--fenced, or removed----> aborted            terminated <--found-ended-+
 
 *creating* means: a create may have been sent, no start was; *starting*: a start may have been sent, once. So:
 
@@ -133,8 +133,9 @@ NODE_MEMBER_TABLE: dict[tuple[NodePhase, MemberEvent], Row] = {
     (P.WITHDRAWN, E.HOLD_EXPIRED): Row(P.WITHDRAWN, A.KEEP, "stopped"),
     (P.WITHDRAWN, E.UNCLEAR): Row(P.WITHDRAWN, A.LOOK, "stopped"),
     (P.WITHDRAWN, E.REFUSED): Row(P.ABORTED, A.CLEAN, "stopped"),
-    (P.WITHDRAWN, E.FOUND_READY): Row(P.ABORTED, A.CLEAN, "stopped"),
-    (P.WITHDRAWN, E.FOUND_STALE): Row(P.ABORTED, A.CLEAN, "stopped"),
+    (P.WITHDRAWN, E.FOUND_READY): Row(P.WITHDRAWN, A.REMOVE, "stopped"),
+    (P.WITHDRAWN, E.FOUND_STALE): Row(P.WITHDRAWN, A.REMOVE, "stopped"),
+    (P.WITHDRAWN, E.REMOVED): Row(P.ABORTED, A.CLEAN, "stopped"),
     (P.WITHDRAWN, E.FOUND_ABSENT): Row(P.WITHDRAWN, A.FENCE, "stopped"),
     (P.WITHDRAWN, E.FENCED): Row(P.ABORTED, A.CLEAN, "stopped"),
     (P.WITHDRAWN, E.FOUND_FOREIGN): Row(P.ABORTED, A.CLEAN, "stopped"),

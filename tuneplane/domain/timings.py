@@ -25,7 +25,6 @@ class Timings:
     commit_margin: float = 10.0  # P-08: no commit is decided this close to expiry of a hold
     commit_deadline: float = 120.0  # P-10: a committed member that does not run by then stops the gang
     engine_call: float = 60.0  # one call to the container engine
-    stop_overhead: float = 10.0
     forget_after: float = 7 * 86400.0  # logs and tombstones stay a week on the Node
     shutdown_grace: float = 5.0
 

@@ -23,7 +23,7 @@ MAX_PULLS = 4  # at once: more share the same link and disk, and only make the f
 class Outbox:
     """The members whose newest state the control plane has not been sent: a set, so it is bounded by the members.
 
-    Level-triggered: a reader takes what is due and reads each record from the journal. ``reset`` makes all due again.
+    Level-triggered: a reader takes what is due and reads each record from the journal. ``clear`` forgets what is due.
     """
 
     _due: dict[MemberId, None] = field(factory=dict)  # a set that keeps its order

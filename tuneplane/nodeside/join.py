@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 PENDING_NAME = "join.json"
 CALL_SECONDS = 30.0
 RETRY_WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0)  # a console being restarted; after that a person should look
-MAX_ANSWER_BYTES = 1 << 20
 CLOCK_WARN_SECONDS = 60.0  # L-A1
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 

@@ -100,6 +100,7 @@ class Journal:
     _records: dict[MemberId, NodeMember] = field(factory=dict)
     _fresh: dict[MemberId, tuple[int, MemberAction]] = field(factory=dict)
     _staged: list[_Change] = field(factory=list)
+    _stale: bool = False  # a COMMIT raised and the file could not be read again: what is in memory may be old (P-09)
 
     @property
     def sequence(self) -> int:
@@ -114,7 +115,8 @@ class Journal:
 
     def members(self) -> tuple[NodeMember, ...]:
         """All records, tombstones included, by member id."""
-        return tuple(self._records[member] for member in sorted(self._records))
+        records = self._records.copy()  # one step: the writer's thread may change it meanwhile
+        return tuple(records[member] for member in sorted(records))
 
     async def open_session(self, epoch: int) -> bool:
         """Make a Welcome's session epoch durable (P-06). False, and nothing written, when it is not a newer one (P-07)."""
@@ -158,12 +160,15 @@ class Journal:
     def _transaction(self, work: Callable[[], T]) -> T:
         """``work`` decides over the records in memory and stages what is to be written; nothing staged, nothing written."""
         self._staged.clear()
+        if self._stale:
+            self._reload()
         result = work()
         if not self._staged:
             return result
         try:
             self._commit()
         except BaseException:
+            self._stale = True
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             self._reload()
@@ -249,6 +254,7 @@ class Journal:
         self._sequence, self._session_epoch = self._database.execute("SELECT sequence, session_epoch FROM meta").fetchone()
         rows = self._database.execute("SELECT member, record FROM member").fetchall()
         self._records = {MemberId(name): codec.decode(NodeMember, json.loads(data), name) for name, data in rows}
+        self._stale = False
 
 
 @asynccontextmanager

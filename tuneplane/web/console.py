@@ -21,7 +21,6 @@ from tuneplane.domain import codec
 from tuneplane.domain.errors import NotFound
 from tuneplane.domain.fleets import Capability, FleetKind, FleetState
 from tuneplane.domain.ids import JobId
-from tuneplane.domain.jobs import Page
 from tuneplane.domain.launch_table import FINAL_JOB_STATES, JobState
 
 from .inputs import PageQuery
@@ -37,7 +36,6 @@ POLICY = (
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 STATIC = {"console.css": "text/css; charset=utf-8", "console.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml"}
-ALL_FLEETS = Page(limit=500)
 UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
