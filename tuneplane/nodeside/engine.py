@@ -45,6 +45,7 @@ LIBPOD = "/v4.0.0/libpod"
 HALF_REMOVED = "removing"
 HALF_CREATED = "storage"  # state of storage that a create was cut off from
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
+INSTANCE_SECONDS = 1.0  # a local connect is at once; one to a stuck dockerd's full backlog must not hold the daemon
 WAIT_SECONDS = 300.0  # one wait; the caller inspects and waits again, so a lost answer costs this at most
 NOTICE_MILLISECONDS = 250  # how often Podman looks for the end of a container
 NOTICE_SOON_MILLISECONDS = 20  # the same while a person waits for a stop
@@ -334,6 +335,7 @@ def docker_instance(path: Path) -> str:
     cannot be told. (Podman has no such process: conmon keeps each container and its exit code.)
     """
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(INSTANCE_SECONDS)
         try:
             probe.connect(str(path))
             pid = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
