@@ -15,6 +15,7 @@ from .rig import Rig, Strike
 
 pytestmark = [pytest.mark.e2e]
 
+MISSED_EPOCHS = 3
 CONTROL_PLANE = ("worker", "gateway", "api")
 SHORT_HOLD_SECONDS = 2.5  # above the margin before which no commit is decided any more: 1 s at this test's scale
 
@@ -106,10 +107,9 @@ def test_database_from_before_the_job_never_stops_what_it_does_not_know(rig: Rig
     witness = Witness.open(rig.system)
     job = rig.submit(witness.script(0))
     rig.wait_state(job, "running")
-    for _ in range(3):  # epochs that the restored database has not seen
-        rig.take_down("gateway")
-        rig.bring_up("gateway")
-        rig.wait_ready()
+    for _ in range(MISSED_EPOCHS):  # that the restored database has not seen
+        _reconnect(rig)
+    rig.wait_ready()
     rig.take_down(*CONTROL_PLANE)
     rig.system.postgres.sql(f"DROP DATABASE {database} WITH (FORCE)")
     rig.system.postgres.sql(f"ALTER DATABASE yesterday RENAME TO {database}")
@@ -124,13 +124,25 @@ def test_database_from_before_the_job_never_stops_what_it_does_not_know(rig: Rig
         witness.release()
     rig.wait(f"the container of {job} to end", lambda: (None if rig.system.containers(job) else True, rig.system.containers(job)))
     assert assert_ran_at_most_once(rig.system, job, witness) == 1
-    for _ in range(3):  # dialling on, the Node comes to an epoch that is new again
-        rig.take_down("gateway")
-        rig.bring_up("gateway")
+    for _ in range(MISSED_EPOCHS + 1):  # dialling on, the Node comes to an epoch that is new again
+        _reconnect(rig)
     rig.wait_ready()
     again = Witness.open(rig.system)
     job = rig.submit(again.script(0, waits=False))
     assert rig.converge(job, again, "succeeded", exit_code=0) == 1
+
+
+def _reconnect(rig: Rig) -> None:
+    """Restart the gateway, and wait until the Node has a session of the next epoch."""
+    [before] = [node["connection"]["epoch"] for node in rig.ask(rig.system.nodes)]
+    rig.take_down("gateway")
+    rig.bring_up("gateway")
+
+    def look() -> tuple[bool | None, object]:
+        [seen] = [node["connection"] for node in rig.ask(rig.system.nodes)]
+        return (True if seen["epoch"] > before and seen["state"] == "connected" else None), seen
+
+    rig.wait("the Node to be back", look)
 
 
 def _wait_problem(rig: Rig, words: str) -> list[str]:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import trio
 
 from tests.nodeside.harness import (
     commit,
@@ -170,3 +171,18 @@ async def test_member_forgotten_leaves_neither_log_nor_record(tmp_path: Path, po
         await node.until_gone(plan.member)
         assert (await node.send(forget(plan))).accepted
     assert list((tmp_path / "state" / "logs").iterdir()) == []
+
+
+async def test_wait_for_a_container_that_runs_on_is_no_unclear_call(tmp_path: Path, podman: Podman, image: str) -> None:
+    """Podman answers a wait with nothing at all until the end: that silence is not an engine that hangs."""
+    plan = make_plan(image, ("sleep", "100"))
+    async with open_node(tmp_path / "state", podman, call_seconds=1.0) as node:
+        await node.send(prepare(plan))
+        await node.until_phase(plan.member, NodePhase.PREPARED)
+        await node.send(commit(plan))
+        record = await node.until_phase(plan.member, NodePhase.RUNNING)
+        with trio.move_on_after(2.0) as waited:
+            await node.core.engine.wait_ended(record.container_id)
+        assert waited.cancelled_caught
+        await node.send(stop(plan))
+        await node.until_clean(plan.member)

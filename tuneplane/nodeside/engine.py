@@ -267,7 +267,7 @@ class EngineClient:
         return open_log_file(Path(where["Path"]), follow=follow) if where.get("Type") == LOG_DRIVER and where.get("Path") else None
 
     async def _long_call(self, doing: str, path: str, params: dict[str, str]) -> None:
-        async with self._http.stream(doing, "POST", path, params) as body:
+        async with self._http.stream(doing, "POST", path, params, begins_late=True) as body:
             text = await body.read_all()
             status = body.response.status_code
         if status != 200 and (error := refused(doing, status, text)).kind is not Refusal.NO_CONTAINER:

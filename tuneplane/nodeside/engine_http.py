@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -53,14 +54,18 @@ class EngineHttp:
             raise EngineUnclear(f"{doing}: the connection to {self.socket} broke: {error!r}") from error
 
     @asynccontextmanager
-    async def stream(self, doing: str, method: str, path: str, params: Mapping[str, Any]) -> AsyncIterator[Body]:
+    async def stream(
+        self, doing: str, method: str, path: str, params: Mapping[str, Any], *, begins_late: bool = False
+    ) -> AsyncIterator[Body]:
         """A long answer. Its beginning is bounded by ``call_seconds``, reading on is bounded by the caller.
+
+        ``begins_late``: its beginning too (Podman answers a wait with nothing until the container has ended).
 
         Leaving closes the connection.
         """
         request = self._streams.build_request(method, self.prefix + path, params=params)
         try:
-            with trio.fail_after(self.call_seconds):
+            with trio.fail_after(math.inf if begins_late else self.call_seconds):
                 response = await self._streams.send(request, stream=True)
         except (httpx.ConnectError, httpx.PoolTimeout) as error:
             raise EngineDown(f"{doing}: the container runtime at {self.socket} does not answer: {error}") from error
