@@ -17,5 +17,9 @@ def whole_rig() -> Iterator[Rig]:
 
 @pytest.fixture
 def rig(whole_rig: Rig) -> Rig:
+    """A system that one case left beyond healing fails the others at once, not after a minute each."""
+    assert not whole_rig.broken, "an earlier case left the system beyond healing"
+    whole_rig.broken = True
     whole_rig.heal()
+    whole_rig.broken = False
     return whole_rig

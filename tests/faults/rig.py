@@ -51,6 +51,7 @@ class Rig:
 
     system: WholeSystem
     down: set[str] = field(factory=set)
+    broken: bool = False  # a case left it beyond healing
     _numbers: int = 0
 
     # ---------------------------------------------------------------- faults

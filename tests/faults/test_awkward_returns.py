@@ -11,13 +11,20 @@ import pytest
 
 from tests.support.evidence import Witness, assert_ran_at_most_once
 
-from .rig import Rig, Strike
+from .rig import Rig, Strike, open_rig
 
 pytestmark = [pytest.mark.e2e]
 
 MISSED_EPOCHS = 3
 CONTROL_PLANE = ("worker", "gateway", "api")
 SHORT_HOLD_SECONDS = 2.5  # above the margin before which no commit is decided any more: 1 s at this test's scale
+
+
+@pytest.fixture(scope="module")
+def whole_rig() -> Iterator[Rig]:
+    """One of their own: these cases replace the journal and the database under the system."""
+    with open_rig() as opened:
+        yield opened
 
 
 @contextmanager
