@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
 
+import trio
 from attrs import define, field
 
 from tuneplane.domain.errors import StorageUnavailable
+from tuneplane.domain.ids import NodeId
 from tuneplane.domain.ports import Storage
 
 
@@ -52,6 +55,25 @@ class LosingStorage:
             return answer
 
         return losing
+
+
+@define(eq=False)
+class SlowlyLosingStorage:
+    """The first ``inventory_stale`` is done (``marked``); its answer is lost once the test says ``lose``."""
+
+    real: Storage
+    marked: trio.Event = field(factory=trio.Event, init=False)
+    lose: trio.Event = field(factory=trio.Event, init=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    async def inventory_stale(self, node: NodeId, epoch: int, now: datetime) -> None:
+        await self.real.inventory_stale(node, epoch, now)
+        if not self.marked.is_set():
+            self.marked.set()
+            await self.lose.wait()
+            raise StorageUnavailable("inventory_stale: committed, but the answer was lost")
 
 
 @define(eq=False)

@@ -9,7 +9,7 @@ import attrs
 import pytest
 import trio
 
-from tests.control.failing_storage import BrokenStorage, CutStorage, LosingStorage, cut
+from tests.control.failing_storage import BrokenStorage, CutStorage, LosingStorage, SlowlyLosingStorage, cut
 from tests.control.plane import ADA, TIMINGS, Gateway, Plane, now, open_plane
 from tests.control.scripted_node import ScriptedNode
 from tuneplane.domain.fleets import Node
@@ -340,6 +340,23 @@ async def test_inventory_without_confirmation_goes_stale_and_comes_back(database
         node.link.inventory_digest = digest
         await plane.wait_until(lambda: _health(plane, node, True), "the inventory to be confirmed again")
         assert node.ends == []
+
+
+async def test_stale_mark_whose_answer_was_lost_is_taken_back_by_the_next_confirmation(database: str, tmp_path: Path) -> None:
+    """P-09: the mark is in the database and the gateway does not know; a Node that confirms meanwhile must become ready again."""
+    timings = attrs.evolve(TIMINGS, heartbeat=0.1, inventory_fresh=0.5)
+    async with open_plane(database, tmp_path, timings=timings) as plane:
+        slow = SlowlyLosingStorage(plane.storage)
+        async with plane.gateway(storage=slow) as gateway:
+            node = await plane.connect(gateway)
+            assert node.link is not None
+            digest, node.link.inventory_digest = node.link.inventory_digest, "sha256:" + "0" * 64
+            await slow.marked.wait()
+            node.link.inventory_digest = digest
+            await trio.sleep(3 * timings.heartbeat)  # confirmations, while the answer is still on its way
+            slow.lose.set()
+            await plane.wait_until(lambda: _health(plane, node, True), "the inventory to be confirmed again")
+            assert node.ends == []
 
 
 async def test_inventory_that_changes_is_written(database: str, tmp_path: Path) -> None:

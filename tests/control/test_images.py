@@ -37,7 +37,22 @@ def test_reference_is_read_as_the_engines_do(reference: str, registry: str, path
 
 @pytest.mark.parametrize(
     "reference",
-    ["", ":", "a:", "UPPER", "a//b", "a/", "/a", "x@sha256:12", "x@md5:" + "a" * 32, "x@", "reg.corp:99999999/x", "a b", "a?x=1", "http://x/y"],
+    [
+        "",
+        ":",
+        "a:",
+        "UPPER",
+        "a//b",
+        "a/",
+        "/a",
+        "x@sha256:12",
+        "x@md5:" + "a" * 32,
+        "x@",
+        "reg.corp:99999999/x",
+        "a b",
+        "a?x=1",
+        "http://x/y",
+    ],
 )
 def test_what_is_no_reference_is_refused_naming_the_field(reference: str) -> None:
     if reference in ("a:", "x@"):

@@ -89,7 +89,8 @@ class NodeSession(Actor):
     _opened_at: float = field(default=0.0, init=False)
     _inventory: InventoryReport | None = field(default=None, init=False)  # as recorded in this session
     _confirmed_at: float = field(default=0.0, init=False)
-    _stale: bool = field(default=False, init=False)
+    _stale: bool = field(default=False, init=False)  # marked so in the database
+    _maybe_stale: bool = field(default=False, init=False)  # the same, or an answer was lost on the way there (P-09)
     _reason: str = field(default="the connection ended", init=False)
     _self: Ref | None = field(default=None, init=False)
     _retry: Alarm = field(factory=lambda: Alarm("store"), init=False)
@@ -192,13 +193,14 @@ class NodeSession(Actor):
     async def _record(self, report: InventoryReport) -> None:
         await self.storage.record_inventory(self.node, self.link.epoch, report.inventory, report.digest, self.clock())
         self._inventory, self._confirmed_at, self._stale = report, trio.current_time(), False
+        self._maybe_stale = False
 
     def _heard(self, heartbeat: Heartbeat) -> None:
         """A heartbeat confirms the recorded inventory by its digest, and writes nothing unless it had gone stale."""
         if self._inventory is None or heartbeat.inventory_digest != self._inventory.digest:
             return
         self._confirmed_at = trio.current_time()
-        if self._stale and self._self is not None:
+        if self._maybe_stale and self._self is not None:
             self._inbox.put_again(self._inventory)
             self._self.signal("store")
 
@@ -284,6 +286,7 @@ class NodeSession(Actor):
     async def _watch_inventory(self, now: float) -> None:
         if self._inventory is None or self._stale or now - self._confirmed_at <= self.timings.inventory_fresh:
             return
+        self._maybe_stale = True  # before it is: once confirmed again, the inventory is written again
         try:
             await self.storage.inventory_stale(self.node, self.link.epoch, self.clock())
         except StorageUnavailable:
