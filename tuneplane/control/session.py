@@ -290,9 +290,10 @@ class NodeSession(Actor):
         try:
             await self.storage.inventory_stale(self.node, self.link.epoch, self.clock())
         except StorageUnavailable:
-            return  # the next watch tries again; nothing is placed without PostgreSQL anyway
+            self._maybe_stale = True  # the next watch tries again; nothing is placed without PostgreSQL anyway
+            return
         except Fenced as error:
             self._end("fenced", str(error))
             return
-        self._stale = True
+        self._stale = self._maybe_stale = True  # also when a confirmation was written meanwhile: it may have been overtaken
         log.warning("inventory not confirmed any more", node=self.node, epoch=self.link.epoch)
