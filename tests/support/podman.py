@@ -111,6 +111,7 @@ class Podman:
             self.resume()
         self.run("rm", "-fa", "-t", "0", check=False)
         self._end(signal.SIGTERM)
+        _end_orphans(self.directory)
         for mount in _mounts_below(self.directory):
             subprocess.run(["umount", "-l", mount], check=False, capture_output=True)
         shutil.rmtree(self.directory)
@@ -221,6 +222,20 @@ def _network(podman: Podman) -> dict[str, object]:
 
 def _thread_states(pid: int) -> list[str]:
     return [path.read_text().rsplit(")", 1)[1].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+
+
+def _end_orphans(directory: Path) -> None:
+    """A service that was killed between creating and starting a container leaves its monitor and ``runc init`` behind,
+    which never start and which nobody can name any more."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{directory}/".encode() not in (process / "cmdline").read_bytes():
+                continue
+            children = (process / "task" / process.name / "children").read_text().split()
+            for each in (*children, process.name):
+                os.kill(int(each), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
 
 
 def _mounts_below(directory: Path) -> list[str]:
