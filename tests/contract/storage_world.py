@@ -32,8 +32,9 @@ from tuneplane.domain.ids import (
 )
 from tuneplane.domain.jobs import Claim, JoinRequest, JoinToken, NodeIdentity, OutgoingCommand, PlacedMember, SessionOpened
 from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, RuntimeRef, WorkKind
-from tuneplane.domain.launch_table import AttemptEvent, AttemptState, LaunchView, MemberPhase, Verdict, cause_of, conclude, step
+from tuneplane.domain.launch_table import AttemptEvent, AttemptState, LaunchView, MemberPhase
 from tuneplane.domain.ports import Storage
+from tuneplane.domain.verdict import decide
 from tuneplane.storage import open_storage
 
 START = datetime.now(UTC)  # some leases are judged by the database's own clock
@@ -198,9 +199,8 @@ class World:
     async def step(self, claim: Claim, event: AttemptEvent) -> bool:
         """Look, and take the table's row for ``event``."""
         view = await self.view(claim)
-        target, action = step(view.state, event)
-        verdict: Verdict | None = conclude(view) if target is AttemptState.ENDED else None
-        return await self.storage.advance(claim, view, target, action, cause_of(view, event), verdict, self.now)
+        step = decide(view, event)
+        return await self.storage.advance(claim, view, step.target, step.action, step.cause, step.verdict, self.now)
 
     async def send_all(self, gateway: GatewayId = GATEWAY) -> list[OutgoingCommand]:
         """What a gateway does: mark every outgoing command as sent."""

@@ -19,9 +19,9 @@ from tuneplane.domain.launch_table import (
     JobState,
     LaunchView,
     MemberPhase,
-    cause_of,
     step,
 )
+from tuneplane.domain.verdict import cause_of
 
 N1 = NodeId("n1")
 JOB = JobId("job-a")

@@ -23,14 +23,13 @@ from tuneplane.domain.launch_table import (
     JobState,
     LaunchView,
     MemberPhase,
-    cause_of,
-    conclude,
     next_look,
     observe,
     step,
     step_member,
 )
 from tuneplane.domain.timings import PRODUCTION
+from tuneplane.domain.verdict import cause_of, conclude
 
 S, E, A, P = AttemptState, AttemptEvent, AttemptAction, MemberPhase
 

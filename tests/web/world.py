@@ -14,8 +14,9 @@ from tuneplane.domain.frames import Hello, Observation
 from tuneplane.domain.ids import FleetId, GatewayId, JobId, JournalId, MemberId, NodeId, WorkerId, attempt_id, member_id
 from tuneplane.domain.jobs import JoinRequest, NodeIdentity, PlacedMember
 from tuneplane.domain.jobspec import cpu_millis, memory_bytes
-from tuneplane.domain.launch_table import MemberPhase, cause_of, conclude, observe, step
+from tuneplane.domain.launch_table import MemberPhase, observe
 from tuneplane.domain.timings import PRODUCTION
+from tuneplane.domain.verdict import decide
 
 from .support import Running, now
 
@@ -147,6 +148,5 @@ async def _step(running: Running) -> None:
             event = observe(view, now(), PRODUCTION) if view is not None else None
             if view is None or event is None:
                 break
-            target, action = step(view.state, event)
-            verdict = conclude(view) if target.value == "ended" else None
-            await running.storage.advance(claim, view, target, action, cause_of(view, event), verdict, now())
+            step = decide(view, event)
+            await running.storage.advance(claim, view, step.target, step.action, step.cause, step.verdict, now())

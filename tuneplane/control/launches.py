@@ -19,9 +19,10 @@ from tuneplane.actors import Actor, ActorError, ChildSpec, Context, MailboxSpec,
 from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.ids import AttemptId, WorkerId
 from tuneplane.domain.jobs import Claim
-from tuneplane.domain.launch_table import AttemptAction, AttemptEvent, LaunchView, cause_of, conclude, next_look, observe, step
+from tuneplane.domain.launch_table import AttemptEvent, LaunchView, next_look, observe
 from tuneplane.domain.ports import LaunchStore, Storage, Topic
 from tuneplane.domain.timings import Timings
+from tuneplane.domain.verdict import decide
 
 from .patience import Alarm, Backoff, Clock, Pace, parent_path, signal_on_pokes
 
@@ -82,11 +83,9 @@ class Launch(Actor):
 
     async def _advance(self, view: LaunchView, event: AttemptEvent, now: datetime) -> None:
         """Persist the step that ``event`` leads to. A refused write changes nothing: the next look sees why."""
-        target, action = step(view.state, event)
-        verdict = conclude(view) if action is AttemptAction.CONCLUDE else None
-        cause = verdict.cause if verdict else cause_of(view, event)
-        moved = await self.storage.advance(self.claim, view, target, action, cause, verdict, now)
-        log.info("launch step", attempt=view.attempt, state=view.state.value, on=event.value, to=target.value, moved=moved)
+        step = decide(view, event)
+        moved = await self.storage.advance(self.claim, view, step.target, step.action, step.cause, step.verdict, now)
+        log.info("launch step", attempt=view.attempt, state=view.state.value, on=event.value, to=step.target.value, moved=moved)
 
 
 @frozen

@@ -166,7 +166,7 @@ class LaunchView:
     cause_detail: str = ""
 
 
-def _succeeded(member: MemberView) -> bool:
+def succeeded(member: MemberView) -> bool:
     return member.phase is P.TERMINATED and member.exit_code == 0 and not member.oom_killed and not member.reason_code
 
 
@@ -183,7 +183,7 @@ def observe(view: LaunchView, now: datetime, timings: Timings) -> AttemptEvent |
         return E.ALL_ENDED
     if view.state is S.STOPPING:
         return None
-    if any(not _succeeded(member) for member in ended):
+    if any(not succeeded(member) for member in ended):
         return E.MEMBER_FAILED
     if any(member.phase is P.UNKNOWN for member in view.members):
         return E.MEMBER_UNKNOWN
@@ -198,7 +198,7 @@ def _overdue_or_complete(view: LaunchView, now: datetime, timings: Timings) -> A
             return E.ALL_PREPARED if _hold_is_safe(view, now, timings) else E.PREPARE_OVERDUE
         return E.PREPARE_OVERDUE if age >= timings.prepare_deadline else None
     if view.state is S.COMMITTED:
-        if all(member.phase is P.RUNNING or _succeeded(member) for member in view.members):
+        if all(member.phase is P.RUNNING or succeeded(member) for member in view.members):
             return E.ALL_RUNNING
         return E.COMMIT_OVERDUE if age >= timings.commit_deadline else None
     if view.max_runtime_seconds is not None and view.running_at is not None:
@@ -225,37 +225,6 @@ def next_look(view: LaunchView, now: datetime, timings: Timings) -> float:
 class Cause:
     code: str
     detail: str
-
-
-def cause_of(view: LaunchView, event: AttemptEvent) -> Cause:
-    """Why the attempt begins to stop or ended, in a sentence: the first cause is kept (L-H1)."""
-    if event is E.STOP_ASKED:
-        return Cause("stopped", f"stopped by {view.stop_asked_by or 'a user'}")
-    if event is E.PREPARE_OVERDUE:
-        waiting = ", ".join(f"{m.member} on {m.node} is {m.phase.value}" for m in view.members if m.phase is not P.PREPARED)
-        return Cause("prepare-deadline", f"not all members were prepared in time: {waiting or 'a reservation ran out'}")
-    if event is E.COMMIT_OVERDUE:
-        return Cause("commit-deadline", "not all members started in time after the commit")
-    if event is E.RUNTIME_OVERDUE:
-        return Cause("max-runtime", f"ran longer than max_runtime_seconds ({view.max_runtime_seconds:g})")
-    if event is E.MEMBER_UNKNOWN:
-        unknown = ", ".join(f"{m.member} on {m.node}" for m in view.members if m.phase is P.UNKNOWN)
-        return Cause("member-unknown", f"the journal that knew {unknown} is gone: it is stopped, whatever it was doing")
-    failed = sorted(
-        (m for m in view.members if m.phase in ENDED_PHASES and not _succeeded(m)), key=lambda m: (m.ended_at is None, m.ended_at, m.rank)
-    )
-    return member_cause(failed[0]) if failed else Cause("", "")
-
-
-def member_cause(member: MemberView) -> Cause:
-    """What ended one failed member, for a person."""
-    if member.oom_killed:
-        return Cause("out-of-memory", f"{member.member} was killed: it used more memory than its limit")
-    if member.reason_code:
-        return Cause(member.reason_code, member.reason_detail or member.reason_code)
-    if member.phase is P.ABORTED:
-        return Cause("aborted", f"{member.member} never started")
-    return Cause("exit-code", f"{member.member} ended with exit code {member.exit_code}")
 
 
 class JobState(str, Enum):
@@ -286,14 +255,3 @@ class Verdict:
 
     state: JobState
     cause: Cause
-
-
-def conclude(view: LaunchView) -> Verdict:
-    """The verdict over an attempt whose members have all ended. Success needs exit 0 of every member, unprompted."""
-    if view.stop_asked_at is not None:
-        return Verdict(JobState.STOPPED, Cause("stopped", f"stopped by {view.stop_asked_by or 'a user'}"))
-    if view.cause_code:
-        return Verdict(JobState.FAILED, Cause(view.cause_code, view.cause_detail))
-    if all(_succeeded(member) for member in view.members):
-        return Verdict(JobState.SUCCEEDED, Cause("", ""))
-    return Verdict(JobState.FAILED, cause_of(view, E.ALL_ENDED))
