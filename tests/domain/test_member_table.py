@@ -40,6 +40,7 @@ from tuneplane.domain.node_member import (
     acknowledged,
     advance,
     decide,
+    grace_left,
     hold_left,
     judge,
     observation,
@@ -57,7 +58,7 @@ OUTCOMES: dict[MemberAction, tuple[MemberEvent, ...]] = {
     A.START: (E.UNCLEAR, E.REFUSED, E.STARTED, *FOUND),
     A.LOOK: FOUND,
     A.WAIT: FOUND,
-    A.END: FOUND,
+    A.END: (E.SIGNALLED, *FOUND),
     A.REMOVE: (E.REMOVED,),
     A.FENCE: FOUND,
     A.CLEAN: (E.CLEANED,),
@@ -326,6 +327,18 @@ def test_look_at_a_created_container_depends_on_the_hold_and_the_boot() -> None:
 def test_look_at_a_container_without_our_labels_is_foreign(labels: dict[str, str]) -> None:
     """L-C13."""
     assert judge(running(), found(Life.ENDED, labels=labels), PLACE)[0] is E.FOUND_FOREIGN
+
+
+def test_grace_begins_with_the_signal_and_goes_on_whoever_asks_until_the_next_boot() -> None:
+    """L-E11: a restarted daemon gives what is left of it, not all of it again."""
+    stopped = decide(running(), command(CommandKind.STOP, stop_signal="SIGTERM", stop_grace_seconds=30.0), PLACE, GRANTS, ()).record
+    assert stopped is not None
+    assert grace_left(stopped, PLACE) is None
+    signalled, action = advance(stopped, E.SIGNALLED, NOTHING_FOUND, PLACE)
+    assert (signalled.phase, action) == (P.STOPPING, A.END)
+    assert grace_left(signalled, evolve(PLACE, boot_seconds=PLACE.boot_seconds + 12.0)) == 18.0
+    assert grace_left(signalled, evolve(PLACE, boot_seconds=PLACE.boot_seconds + 99.0)) == 0.0
+    assert grace_left(signalled, evolve(PLACE, boot_id="boot-b")) is None
 
 
 def test_look_at_a_fence_says_fenced() -> None:

@@ -59,6 +59,7 @@ class MemberEvent(str, Enum):
     READY = "ready"  # image present, directories made
     UNFIT = "unfit"  # it can never be prepared here: image, budget, plan or storage root
     STARTED = "started"  # the engine confirmed the start
+    SIGNALLED = "signalled"  # the job's own stop signal was sent: its grace begins
     REFUSED = "refused"  # the engine refused create or start for good, and nothing started
     UNCLEAR = "unclear"  # no answer: the engine may have done it, or may do it later
     FOUND_ABSENT = "found-absent"
@@ -83,7 +84,7 @@ class MemberAction(str, Enum):
     START = "start"
     LOOK = "look"  # inspect the runtime by id or name, and labels
     WAIT = "wait"  # follow the container until it ends
-    END = "end"  # signal, grace, SIGKILL, confirm
+    END = "end"  # its own signal once, the grace that is left, SIGKILL, confirm
     REMOVE = "remove"  # remove a container that may yet start, by id
     FENCE = "fence"
     CLEAN = "clean"
@@ -173,6 +174,7 @@ NODE_MEMBER_TABLE: dict[tuple[NodePhase, MemberEvent], Row] = {
     (P.RUNNING, E.STOP): Row(P.STOPPING, A.END, "stopped"),
     (P.STOPPING, E.STOP): Row(P.STOPPING, A.KEEP, "stopped"),
     (P.STOPPING, E.STARTED): Row(P.STOPPING, A.END, "stopped"),
+    (P.STOPPING, E.SIGNALLED): Row(P.STOPPING, A.END, "stopped"),
     (P.STOPPING, E.UNCLEAR): Row(P.STOPPING, A.LOOK, "stopped"),
     (P.STOPPING, E.REFUSED): Row(P.ABORTED, A.CLEAN, "stopped"),
     (P.STOPPING, E.FOUND_RUNNING): Row(P.STOPPING, A.END, "stopped"),

@@ -47,6 +47,8 @@ class NodeMember:
     reason_detail: str = ""
     stop_signal: str = "SIGTERM"
     stop_grace_seconds: float = 0.0
+    grace_deadline: float = 0.0  # seconds since the boot ``grace_boot_id``, once the stop signal was sent (L-E11)
+    grace_boot_id: str = ""
     cleaned: bool = False
     cpu_millis: int = 0
     memory_bytes: int = 0
@@ -109,6 +111,9 @@ def advance(record: NodeMember, event: MemberEvent, facts: Facts, place: Place) 
     changed = evolve(record, phase=row.phase)
     if event is MemberEvent.STARTED:
         changed = evolve(changed, started_at=facts.started_at or record.started_at)
+    if event is MemberEvent.SIGNALLED:
+        deadline = place.boot_seconds + record.stop_grace_seconds
+        changed = evolve(changed, grace_deadline=deadline, grace_boot_id=place.boot_id)
     if event is MemberEvent.FOUND_RUNNING or row.action is MemberAction.START:
         changed = _sighted(changed, facts, place)
     if event is MemberEvent.CLEANED:
@@ -196,6 +201,13 @@ def hold_left(record: NodeMember, place: Place) -> float:
     if record.hold_boot_id != place.boot_id:
         return 0.0
     return max(0.0, record.hold_deadline - place.boot_seconds)
+
+
+def grace_left(record: NodeMember, place: Place) -> float | None:
+    """Seconds that a signalled member still has to heed its signal; None when it was not signalled since this boot."""
+    if record.grace_boot_id != place.boot_id:
+        return None
+    return max(0.0, record.grace_deadline - place.boot_seconds)
 
 
 # ---------------------------------------------------------------- commands

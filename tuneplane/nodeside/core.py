@@ -81,7 +81,7 @@ class NodeCore:
     grants: Grants
     outbox: Outbox = field(factory=Outbox)
     pulls: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(MAX_PULLS))
-    progress: dict[MemberId, Advance] = field(factory=dict)  # only of members that are being prepared
+    progress: dict[MemberId, Advance] = field(factory=dict)  # of members being prepared or stopped
 
     def place(self, engine: str = "") -> Place:
         """Here and now."""
@@ -89,7 +89,7 @@ class NodeCore:
         return Place(node=self.node, boot_id=machine.boot_id(), boot_seconds=machine.boot_seconds(), engine=engine, now=machine.now())
 
     def note_progress(self, member: MemberId, progress: Progress | None) -> None:
-        """Remember and report where the preparation of ``member`` stands; None: it is over."""
+        """Remember and report where the preparation or stop of ``member`` stands; None: it is over."""
         if progress is None:
             self.progress.pop(member, None)
             return

@@ -20,7 +20,7 @@ from tuneplane.domain.node_ports import EngineDown, EngineRefused, EngineUnclear
 
 from .capture import Capture
 from .core import NodeCore
-from .effects import EFFECTS, Outcome, do_clean, do_end, give_grace
+from .effects import EFFECTS, Outcome, do_clean
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ class MemberDriver:
     _poked: trio.Event = field(factory=trio.Event)
     _captured: trio.Event | None = None
     _capture: Capture | None = None
-    _grace_used: bool = False
     _wait_seconds: float = RETRY_FIRST_SECONDS
 
     def poke(self) -> None:
@@ -108,11 +107,6 @@ class MemberDriver:
     async def _perform(self, captures: trio.Nursery, action: MemberAction, record: NodeMember) -> Outcome:
         if action in (MemberAction.WAIT, MemberAction.END):
             self._start_capture(captures, record.container_id)
-        if action is MemberAction.END:
-            if not self._grace_used:
-                await give_grace(self.core, record)
-                self._grace_used = True  # only now: a signal that an absent engine did not take is owed
-            return await do_end(self.core, record)
         if action is MemberAction.CLEAN:
             return await do_clean(self.core, record, lambda container: self._finish_capture(captures, container))
         return await EFFECTS[action](self.core, record)

@@ -12,6 +12,7 @@ from contextlib import suppress
 import trio
 from attrs import frozen
 
+from tuneplane.domain.frames import Progress
 from tuneplane.domain.ids import container_name
 from tuneplane.domain.member_table import MemberAction, MemberEvent
 from tuneplane.domain.node_member import (
@@ -22,6 +23,7 @@ from tuneplane.domain.node_member import (
     NOTHING_FOUND,
     Facts,
     NodeMember,
+    grace_left,
     hold_left,
     judge,
 )
@@ -52,6 +54,7 @@ class Outcome:
 
 PLAN_TARGET = "/tuneplane/plan"
 PIDS_LIMIT = 32768  # data loaders and threads of a whole machine; a fork bomb ends here
+UNCONFIRMED = Progress(phase="stop sent, not confirmed")  # what a person sees until the runtime shows the end (L-E9)
 KILL_CONFIRM_SECONDS = 10.0  # after SIGKILL: longer means the kernel holds it; the stop then stays unconfirmed (L-E9)
 
 
@@ -153,15 +156,23 @@ async def do_wait(core: NodeCore, record: NodeMember) -> Outcome:
     return await do_look(core, record)
 
 
-async def give_grace(core: NodeCore, record: NodeMember) -> None:
-    """The job's own signal, and time to heed it. Raises EngineDown or OSError while the signal may not have been sent."""
-    if await _signal(core, record, record.stop_signal):
-        with trio.move_on_after(record.stop_grace_seconds):
-            await _wait_gone(core, record)
-
-
 async def do_end(core: NodeCore, record: NodeMember) -> Outcome:
-    """SIGKILL what has not ended, confirm. Unconfirmed, it is found running and comes back."""
+    """The job's own signal, once; then what is left of its grace, SIGKILL, confirm. Unconfirmed, it comes back.
+
+    The grace is journalled as it begins: a daemon that is restarted meanwhile goes on with it, and a job that ignores its
+    signal is not given it again at each restart (L-E11). EngineDown or OSError while the signal may not have been sent.
+    """
+    if record.member not in core.progress:
+        core.note_progress(record.member, UNCONFIRMED)  # before the engine is asked: it may never answer (L-E9)
+    left = grace_left(record, core.place())
+    if left is None:
+        return Outcome(MemberEvent.SIGNALLED) if await _signal(core, record, record.stop_signal) else await do_look(core, record)
+    with trio.move_on_after(left):
+        await _wait_gone(core, record)
+    return await _kill(core, record)
+
+
+async def _kill(core: NodeCore, record: NodeMember) -> Outcome:
     found = await core.engine.inspect(record.container_id)
     if found is not None and found.life is Life.RUNNING and await _signal(core, record, "SIGKILL"):
         with trio.move_on_after(KILL_CONFIRM_SECONDS):
@@ -254,6 +265,7 @@ EFFECTS: dict[MemberAction, Callable[[NodeCore, NodeMember], Awaitable[Outcome]]
     MemberAction.START: do_start,
     MemberAction.LOOK: do_look,
     MemberAction.WAIT: do_wait,
+    MemberAction.END: do_end,
     MemberAction.REMOVE: do_remove,
     MemberAction.FENCE: do_fence,
     MemberAction.FORGET: do_forget,

@@ -234,7 +234,7 @@ class SessionActor(Actor):
     async def _send_record(self, link: NodeLink, record: NodeMember) -> None:
         if record.phase not in REPORTED:
             return  # being forgotten: the control plane asked for it
-        now = self.core.progress.get(record.member)
+        now = self.core.progress.get(record.member) if record.phase not in ENDED else None
         progress, tick = (now.progress, now.tick) if now is not None else (None, 0)
         await link.send(observation(record, self.core.place(), progress, tick))
 
