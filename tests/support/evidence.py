@@ -81,9 +81,17 @@ class History:
 
 
 def history(podman: Podman, job: str) -> History:
-    """All that the runtime remembers of the containers of ``job``."""
+    """All that this runtime remembers of the containers of ``job``."""
+    return _of_job(runtime_events(podman), job)
+
+
+def runtime_events(podman: Podman) -> list[dict[str, Any]]:
+    """Everything that this runtime remembers."""
     lines = podman.run("events", "--stream=false", "--format", "json").splitlines()
-    events = [json.loads(line) for line in lines if line]
+    return [json.loads(line) for line in lines if line]
+
+
+def _of_job(events: list[dict[str, Any]], job: str) -> History:
     names = f"{JOB_PREFIX}{job}-"
     return History(tuple(event for event in events if event["Type"] == "container" and event["Name"].startswith(names)))
 

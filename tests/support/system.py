@@ -1,7 +1,9 @@
-"""The whole product as separate real processes: PostgreSQL, api, gateway, worker and a Node on its own Podman.
+"""The whole product as separate real processes: PostgreSQL, api, gateways, workers, and Nodes each on a Podman of its own.
 
-Nothing is shared but PostgreSQL and the storage root; the Node is on a gateway that the API did not start. Every process
-may be killed and started again by name. Waits are level-triggered and bounded, and say what they last saw.
+Nothing is shared but PostgreSQL and the storage root; a Node is on a gateway that the API did not start. Every process may
+be killed, frozen and started again by name: ``api``, ``gateway``, ``gateway2``, ``worker``, ``node``, ``node2`` and so on. With
+more than one gateway every Node dials through a relay of its own (``relays``), which gives each connection the next
+gateway and can be cut. Waits are level-triggered and bounded, and say what they last saw.
 """
 
 from __future__ import annotations
@@ -11,15 +13,13 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from attrs import define, field
 
@@ -29,112 +29,17 @@ from tuneplane.app.client_commands import follow_log
 from .images import busybox_image
 from .podman import Podman, open_podman
 from .postgres import Postgres, open_postgres, private_directory
+from .process import WAIT_SECONDS, Process, Spawn, free_port, popen, wait_for
 from .registry import Registry, open_registry
-
-T = TypeVar("T")
+from .relay import Relay, open_relay
 
 FACTOR = "0.1"  # of every protocol duration: sessions idle out after 2 s, claims after 1.5 s; still calm on two busy cores
 FLEET = "lab"
 START_SECONDS = 60.0  # importing the server's libraries takes a second, on two busy cores several
-WAIT_SECONDS = 60.0
-LOOK_SECONDS = 0.05
-END_SECONDS = 60.0
 FINAL = frozenset({"succeeded", "failed", "stopped"})
 LABEL = "tuneplane.member"
-
-
-class Running(Protocol):
-    """A started process: what subprocess.Popen offers, as far as it is needed here."""
-
-    pid: int
-    returncode: Any
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float) -> int: ...
-
-    def send_signal(self, number: signal.Signals) -> None: ...
-
-    def kill(self) -> None: ...
-
-
-Spawn = Callable[[list[str], dict[str, str], Path, Path], Running]
-"""``spawn(command, env, cwd, log)``"""
-
-
-def popen(command: list[str], env: dict[str, str], cwd: Path, log: Path) -> Running:
-    """As an init system starts it."""
-    with log.open("ab") as output:
-        return subprocess.Popen(command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-
-
-@define(eq=False)
-class Process:
-    """One process of ours and how to start it again."""
-
-    name: str
-    command: list[str]
-    env: dict[str, str]
-    log: Path
-    spawn: Spawn = popen
-    child: Running | None = None
-    log_from: int = 0  # where the present run's log begins
-
-    def start(self) -> None:
-        assert self.child is None, f"{self.name} runs already"
-        self.log_from = self.log.stat().st_size if self.log.exists() else 0
-        self.child = self.spawn(self.command, self.env, self.log.parent, self.log)
-
-    def end(self, number: signal.Signals) -> int:
-        """Send ``number`` and wait; the exit status."""
-        child, self.child = self.child, None
-        assert child is not None, f"{self.name} does not run"
-        child.send_signal(number)
-        try:
-            return child.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait(END_SECONDS)
-            raise AssertionError(f"{self.name} did not end {END_SECONDS:g} s after {number.name}: {self.tail()}") from None
-
-    def is_up(self) -> tuple[bool | None, str]:
-        """Up is what its own log says; a process that ended says so at once."""
-        if self.child is not None and self.child.poll() is not None:
-            raise AssertionError(f"{self.name} ended with status {self.child.returncode}: {self.tail()}")
-        return (True if self.says_up() else None), self.tail()
-
-    def says_up(self) -> bool:
-        return b'"event": "up"' in self._this_run()
-
-    def events(self) -> list[dict[str, Any]]:
-        """The JSON log lines of the present run."""
-        return [json.loads(line) for line in self._this_run().decode(errors="replace").splitlines() if line.startswith("{")]
-
-    def tail(self) -> str:
-        return self._this_run().decode(errors="replace")[-3000:]
-
-    def _this_run(self) -> bytes:
-        with self.log.open("rb") as file:
-            file.seek(self.log_from)
-            return file.read()
-
-
-def wait_for(what: str, look: Callable[[], tuple[T | None, object]], seconds: float = WAIT_SECONDS) -> T:
-    """``look`` answers (value or None, what it saw); the value, or AssertionError with what was last seen."""
-    ends = time.monotonic() + seconds
-    while True:
-        found, seen = look()
-        if found is not None:
-            return found
-        if time.monotonic() > ends:
-            raise AssertionError(f"waited {seconds:g} s for {what}; last seen: {seen}")
-        time.sleep(LOOK_SECONDS)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+FIRST_PORT = 20000
+PORTS_A_NODE = 100
 
 
 @define(eq=False)
@@ -144,16 +49,22 @@ class WholeSystem:
     directory: Path
     postgres: Postgres
     dsn: str
-    podman: Podman
+    podmans: dict[str, Podman]  # by the name of the Node that uses it
     registry: Registry
     storage_root: Path
     settings: dict[str, str]
     node_settings: dict[str, str]
     console_url: str
+    relays: dict[str, Relay] = field(factory=dict)  # by the name of the Node that dials it
     spawn: Spawn = popen
     processes: dict[str, Process] = field(factory=dict)
     client: ApiClient = field(init=False)
-    node_id: str = field(init=False, default="")
+    node_id: str = field(init=False, default="")  # of the first Node
+
+    @property
+    def podman(self) -> Podman:
+        """The first Node's."""
+        return self.podmans["node"]
 
     # ---------------------------------------------------------------- processes
 
@@ -286,15 +197,17 @@ class WholeSystem:
         return wait_for(f"{text!r} in the log of {job}", look, seconds)
 
     def containers(self, job: str) -> list[dict[str, Any]]:
-        """The runtime's own word: containers of ``job``, ended ones too."""
-        return [entry for entry in self.podman.containers() if any(job in str(name) for name in entry["Names"])]
+        """The runtimes' own word: containers of ``job`` on any Node, ended ones too."""
+        every = [entry for podman in self.podmans.values() for entry in podman.containers()]
+        return [entry for entry in every if any(job in str(name) for name in entry["Names"])]
 
     # ---------------------------------------------------------------- enrolment
 
     def enrol(self, name: str = "node", **settings: str) -> None:
-        """Join a Node by the command line, as ``name``; start it with :meth:`start`."""
+        """Join a Node by the command line, as ``name``; start it with :meth:`start`. Its runtime, relay and ports are those
+        of its name, where there are any."""
         token = self.client.post(f"/api/fleets/{FLEET}/join-tokens")["token"]
-        env = {**self.node_settings, "TUNEPLANE_NODE_STATE_DIR": str(self.directory / f"{name}-state"), **settings}
+        env = {**self.node_settings, "TUNEPLANE_NODE_STATE_DIR": str(self.directory / f"{name}-state"), **self._place(name), **settings}
         process = self.add(name, ["tuneplane-node", "serve"], env)
         join = [process.command[0], "join", "--server", self.console_url]
         done = subprocess.run(
@@ -309,11 +222,26 @@ class WholeSystem:
         assert done.returncode == 0, f"join: {done.stdout}\n{done.stderr}"
         assert token not in done.stdout + done.stderr, "the Join Token shows in the output (R-CRD-05)"
 
+    def _place(self, name: str) -> dict[str, str]:
+        """What sets one Node of this machine apart from the others; they share its network, so the ports are divided."""
+        if name not in self.podmans:
+            return {}
+        first = FIRST_PORT + PORTS_A_NODE * list(self.podmans).index(name)
+        place = {
+            "TUNEPLANE_NODE_RUNTIME_SOCKET": str(self.podmans[name].socket),
+            "TUNEPLANE_NODE_PORT_RANGE": f"{first}-{first + PORTS_A_NODE - 1}",
+        }
+        return {**place, "TUNEPLANE_NODE_GATEWAY": self.relays[name].address} if name in self.relays else place
+
+    def id_of(self, name: str) -> str:
+        """The id of the Node ``name``, as its enrolment saved it."""
+        return str(json.loads((self.directory / f"{name}-state" / "identity.json").read_text())["node"])
+
     def nodes(self) -> list[dict[str, Any]]:
         return self.client.list_all(f"/api/fleets/{FLEET}/nodes")
 
-    def wait_ready(self, seconds: float = WAIT_SECONDS) -> str:
-        """Wait until a Node is ready; its id."""
+    def wait_ready(self, seconds: float = WAIT_SECONDS, *, count: int = 1) -> str:
+        """Wait until ``count`` Nodes are ready; the id of one."""
 
         def look() -> tuple[str | None, object]:
             try:
@@ -321,42 +249,73 @@ class WholeSystem:
             except ClientError as error:
                 return None, error
             ready = [str(node["id"]) for node in nodes if node["ready"]["value"]]
-            return (ready[0] if ready else None), [(node["connection"]["state"], node["ready"]) for node in nodes]
+            return (ready[0] if len(ready) >= count else None), [(node["connection"]["state"], node["ready"]) for node in nodes]
 
-        return wait_for("a Node to be ready", look, seconds)
+        return wait_for(f"{count} Node(s) to be ready", look, seconds)
 
 
 @contextmanager
-def open_system_of_processes(*, factor: str = FACTOR, node: bool = True, spawn: Spawn = popen) -> Iterator[WholeSystem]:
-    """Everything up, the first administrator signed in, Fleet ``lab`` with one ready Node (unless ``node`` is False)."""
+def open_system_of_processes(
+    *, factor: str = FACTOR, node: bool = True, spawn: Spawn = popen, nodes: int = 1, gateways: int = 1, workers: int = 1
+) -> Iterator[WholeSystem]:
+    """Everything up, the first administrator signed in, Fleet ``lab`` with ``nodes`` ready Nodes (unless ``node`` is False)."""
     with ExitStack() as stack:
         directory = stack.enter_context(private_directory("tp-e2e-"))
-        system = _compose(stack, directory, factor, spawn)
+        system = _compose(stack, directory, factor, spawn, nodes, gateways, workers)
         stack.callback(_end_all, system)
-        system.start("api", "gateway", "worker")
+        system.start(*system.processes)
         admin = json.loads((directory / "data" / "admin.json").read_text())
         ca_pem = (directory / "data" / "console-ca.pem").read_text()
         system.client = ApiClient(Credentials(url=system.console_url, token=admin["token"], ca_pem=ca_pem))
         stack.callback(system.client.close)
         system.client.post("/api/fleets", {"id": FLEET, "kind": "node", "capabilities": ["train"]})
         if node:
-            system.enrol()
-            system.start("node")
-            system.node_id = system.wait_ready()
+            for name in system.podmans:
+                system.enrol(name)
+            system.start(*system.podmans)
+            system.wait_ready(count=nodes)
+            system.node_id = system.id_of("node")
         yield system
 
 
-def _compose(stack: ExitStack, directory: Path, factor: str, spawn: Spawn) -> WholeSystem:
+def numbered(name: str, count: int) -> list[str]:
+    """``name``, ``name2``, ``name3`` …"""
+    return [name, *(f"{name}{number}" for number in range(2, count + 1))]
+
+
+def _compose(stack: ExitStack, directory: Path, factor: str, spawn: Spawn, nodes: int, gateways: int, workers: int) -> WholeSystem:
     postgres = stack.enter_context(open_postgres())
-    registry = stack.enter_context(open_registry(directory))
-    podman = stack.enter_context(open_podman(Path(tempfile.gettempdir())))
     storage_root = directory / "storage"
     storage_root.mkdir(mode=0o755)
     dsn = stack.enter_context(postgres.fresh_database())
-    console, gateway = free_port(), free_port()
+    podmans = {name: stack.enter_context(open_podman(Path(tempfile.gettempdir()))) for name in numbered("node", nodes)}
+    console = free_port()
+    listens = {name: free_port() for name in numbered("gateway", gateways)}
     common = {"TUNEPLANE_STORAGE_ROOT": str(storage_root), "TUNEPLANE_TIMINGS_FACTOR": factor}
-    settings = {
-        **common,
+    system = WholeSystem(
+        directory=directory,
+        postgres=postgres,
+        dsn=dsn,
+        podmans=podmans,
+        registry=stack.enter_context(open_registry(directory)),
+        storage_root=storage_root,
+        settings={**common, **_control_settings(directory, dsn, console, listens["gateway"])},
+        node_settings={**common, **_node_settings(directory, podmans["node"])},
+        console_url=f"https://127.0.0.1:{console}",
+        spawn=spawn,
+    )
+    if gateways > 1:
+        system.relays = {name: stack.enter_context(open_relay(*listens.values())) for name in system.podmans}
+    _migrate(system)
+    for name in ("api", *listens, *numbered("worker", workers)):
+        data = directory / ("data" if name == "api" else f"{name}-data")
+        listen = {"TUNEPLANE_GATEWAY_LISTEN": f"127.0.0.1:{listens[name]}"} if name in listens else {}
+        system.add(name, ["tuneplane", name.rstrip("0123456789")], {**system.settings, **listen, "TUNEPLANE_DATA_DIR": str(data)})
+    return system
+
+
+def _control_settings(directory: Path, dsn: str, console: int, gateway: int) -> dict[str, str]:
+    return {
         "TUNEPLANE_DATABASE_URL": dsn,
         "TUNEPLANE_SECRET_ENC_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
         "TUNEPLANE_JWT_SECRET": secrets.token_urlsafe(48),
@@ -366,8 +325,10 @@ def _compose(stack: ExitStack, directory: Path, factor: str, spawn: Spawn) -> Wh
         "TUNEPLANE_GATEWAY_LISTEN": f"127.0.0.1:{gateway}",
         "TUNEPLANE_NODE_GATEWAY_TARGET": f"127.0.0.1:{gateway}",
     }
-    node_settings = {
-        **common,
+
+
+def _node_settings(directory: Path, podman: Podman) -> dict[str, str]:
+    return {
         "TUNEPLANE_NODE_ENROLLMENT_TRUST_BUNDLE": str(directory / "data" / "console-ca.pem"),
         "TUNEPLANE_NODE_RUNTIME": "podman",
         "TUNEPLANE_NODE_RUNTIME_SOCKET": str(podman.socket),
@@ -376,23 +337,6 @@ def _compose(stack: ExitStack, directory: Path, factor: str, spawn: Spawn) -> Wh
         "TUNEPLANE_NODE_GPU_IDS": "",
         "TUNEPLANE_NODE_ADDRESS": "127.0.0.1",
     }
-    system = WholeSystem(
-        directory=directory,
-        postgres=postgres,
-        dsn=dsn,
-        podman=podman,
-        registry=registry,
-        storage_root=storage_root,
-        settings=settings,
-        node_settings=node_settings,
-        console_url=f"https://127.0.0.1:{console}",
-        spawn=spawn,
-    )
-    _migrate(system)
-    for name in ("api", "gateway", "worker"):
-        env = settings if name == "api" else {**settings, "TUNEPLANE_DATA_DIR": str(directory / f"{name}-data")}
-        system.add(name, ["tuneplane", name], env)
-    return system
 
 
 def _migrate(system: WholeSystem) -> None:
@@ -407,4 +351,5 @@ def _end_all(system: WholeSystem) -> None:
     for name in sorted(system.processes, key=lambda each: not each.startswith("node")):
         process = system.processes[name]
         if process.child is not None:
+            process.thaw()
             process.end(signal.SIGTERM)
