@@ -56,6 +56,7 @@ async def test_place_holds_and_the_node_shows_it(open_world: OpenWorld) -> None:
         assert node.capacity is not None
         assert (node.capacity.cpu_millis_used, node.capacity.gpus_used) == (4000, 1)
         assert node.free_gpu_uuids == ("GPU-a",)
+        assert node.held_ports == (20000, 20001)
         assert node.members == (MEMBER,)
         found = await job(world)
         assert found.state is JobState.PREPARING
@@ -178,14 +179,14 @@ async def test_launch_from_placement_to_success(open_world: OpenWorld) -> None:
     """R-LCH-02, R-LCH-04, R-LCH-14: every step once, the holds until the evidence, the events in order."""
     async with open_world() as world:
         await world.node(cards=("GPU-a",))
-        claim = await world.launched(cards=("GPU-a",))
+        claim = await world.launched(cards=("GPU-a",), ports=(20999,))
         assert (await job(world)).state is JobState.RUNNING
         ended = {"exit_code": 0, "started_at": world.now, "ended_at": world.later(5), "container_id": "c1"}
         assert await world.see(MEMBER, MemberPhase.TERMINATED, **ended)
         assert not (await member(world)).cleaned
         node = await world.storage.get_node(N1, world.now)
         assert node is not None
-        assert (node.members, node.free_gpu_uuids) == ((), ("GPU-a",))
+        assert (node.members, node.free_gpu_uuids, node.held_ports) == ((), ("GPU-a",), ())
         assert await world.step(claim, AttemptEvent.ALL_ENDED)
         assert await world.see(MEMBER, MemberPhase.TERMINATED, exit_code=None, cleaned=True, reason_code="lost")
         found = await job(world)

@@ -50,6 +50,10 @@ async def test_allocator_writes_the_plan_that_the_node_gets(database: str, tmp_p
         assert plan.output_dir == f"/mnt/shared/jobs/{job}/{job}-1"
         assert plan.env == {"EPOCHS": "3"}
         assert (plan.cpu_millis, plan.memory_bytes) == (1000, 10**9)
+        assert (plan.main_address, plan.address, (plan.main_port,)) == ("127.0.0.1", "127.0.0.1", plan.ports)
+        found = await plane.storage.get_node(node.node, now())
+        assert found is not None
+        assert found.held_ports == plan.ports  # R-PLC-05
 
 
 async def test_allocator_several_workers_never_place_more_than_there_is(database: str, tmp_path: Path) -> None:

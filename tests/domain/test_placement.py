@@ -24,6 +24,8 @@ def test_place_the_chosen_node_is_ready_and_holds_the_job(spec: JobSpec, fleet: 
         assert node.capacity.memory_bytes - node.capacity.memory_bytes_used >= memory_bytes(spec.pool)
         assert len(allocation.gpu_uuids) == spec.pool.gpus_per_node
         assert set(allocation.gpu_uuids) <= set(node.free_gpu_uuids)
+        assert len(allocation.ports) == 1
+        assert not set(allocation.ports) & set(node.held_ports)
 
 
 @given(job_specs(), fleets(), node_lists())

@@ -15,15 +15,15 @@ from attrs import define, field
 from tuneplane.actors import Actor, Context, MailboxSpec, on_signal
 from tuneplane.domain.errors import Reason, StorageUnavailable
 from tuneplane.domain.fleets import Fleet, Node
-from tuneplane.domain.ids import FleetId
+from tuneplane.domain.ids import FleetId, attempt_id
 from tuneplane.domain.jobs import Job
-from tuneplane.domain.jobspec import Pool
+from tuneplane.domain.jobspec import Orchestrator, Resources
 from tuneplane.domain.placement import MustWait, Placed, place
 from tuneplane.domain.plan import MAX_PLAN_BYTES
 from tuneplane.domain.ports import Storage, Topic
 
 from .patience import Alarm, Backoff, Clock, Pace, signal_on_pokes
-from .plans import PlannedAttempt, plan_attempt, storage_root_of
+from .plans import PlannedAttempt, next_number, plan_attempt, storage_root_of
 
 log = structlog.get_logger("tuneplane.control.allocator")
 
@@ -40,7 +40,7 @@ class _Look:
     clock: Clock
     _fleets: dict[FleetId, Fleet | None] = field(factory=dict, init=False)
     _nodes: dict[FleetId, list[Node]] = field(factory=dict, init=False)
-    _refusals: dict[tuple[FleetId, Pool], MustWait] = field(factory=dict, init=False)
+    _refusals: dict[tuple[FleetId, Resources, Orchestrator], MustWait] = field(factory=dict, init=False)
 
     async def fleet(self, fleet: FleetId) -> Fleet | None:
         if fleet not in self._fleets:
@@ -54,9 +54,9 @@ class _Look:
 
     async def place(self, job: Job, fleet: Fleet) -> Placed | MustWait:
         """The planner's answer. A look only takes room away, so what did not fit once is not tried again in it."""
-        key = (fleet.id, job.spec.pool)
+        key = (fleet.id, job.spec.spec.resources, job.spec.spec.orchestrator)
         if key not in self._refusals:
-            answer = place(job.spec, fleet, await self.nodes(fleet.id), self.clock())
+            answer = place(job.spec, fleet, await self.nodes(fleet.id), self.clock(), seed=attempt_id(job.id, next_number(job)))
             if isinstance(answer, Placed):
                 return answer
             self._refusals[key] = answer

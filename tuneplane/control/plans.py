@@ -7,7 +7,7 @@ from attrs import frozen
 from tuneplane.domain.fleets import Fleet
 from tuneplane.domain.ids import AttemptId, attempt_id, member_id
 from tuneplane.domain.jobs import Allocation, Job, PlacedMember
-from tuneplane.domain.jobspec import cpu_millis, memory_bytes
+from tuneplane.domain.jobspec import Orchestrator, cpu_millis, memory_bytes
 from tuneplane.domain.placement import Placed
 from tuneplane.domain.plan import MAX_PLAN_BYTES, MemberPlan, plan_bytes, plan_digest
 
@@ -28,11 +28,15 @@ class PlannedAttempt:
 
 def plan_attempt(job: Job, fleet: Fleet, placed: Placed, default_root: str) -> PlannedAttempt:
     """The next attempt of ``job``: a plan a member. ``default_root`` is used unless the Fleet names its own."""
-    number = 1 + max((attempt.number for attempt in job.attempts), default=0)
+    number = next_number(job)
     attempt = attempt_id(job.id, number)
     root = storage_root_of(fleet, default_root)
-    plans = [_member_plan(job, fleet, attempt, number, allocation, len(placed.members), root) for allocation in placed.members]
+    plans = [_member_plan(job, fleet, attempt, number, allocation, placed, root) for allocation in placed.members]
     return PlannedAttempt(attempt, number, tuple(_placed_member(plan) for plan in plans))
+
+
+def next_number(job: Job) -> int:
+    return 1 + max((attempt.number for attempt in job.attempts), default=0)
 
 
 def storage_root_of(fleet: Fleet, default_root: str) -> str:
@@ -40,8 +44,8 @@ def storage_root_of(fleet: Fleet, default_root: str) -> str:
     return fleet.config.get("storage_root", default_root)
 
 
-def _member_plan(job: Job, fleet: Fleet, attempt: AttemptId, number: int, allocation: Allocation, world: int, root: str) -> MemberPlan:
-    body = job.spec.spec
+def _member_plan(job: Job, fleet: Fleet, attempt: AttemptId, number: int, allocation: Allocation, placed: Placed, root: str) -> MemberPlan:
+    body, network, head = job.spec.spec, job.spec.spec.resources.network, placed.members[0]
     return MemberPlan(
         member=member_id(attempt, allocation.rank),
         attempt=attempt,
@@ -51,7 +55,7 @@ def _member_plan(job: Job, fleet: Fleet, attempt: AttemptId, number: int, alloca
         fleet=fleet.id,
         node=allocation.node,
         rank=allocation.rank,
-        world=world,
+        world=len(placed.members),
         image=job.image,
         command=body.command,
         env=body.env,
@@ -60,6 +64,12 @@ def _member_plan(job: Job, fleet: Fleet, attempt: AttemptId, number: int, alloca
         memory_bytes=memory_bytes(job.spec.pool),
         gpu_uuids=allocation.gpu_uuids,
         ports=allocation.ports,
+        orchestrator=body.orchestrator.value,
+        ray_version=body.runtime.ray_version if body.orchestrator is Orchestrator.RAY else "",
+        main_address=head.address,
+        main_port=head.ports[0],
+        address=allocation.address,
+        interface=network.interface if network is not None else None,
         storage_root=root,
         output_dir=f"{root.rstrip('/')}/jobs/{job.id}/{attempt}",
         stop_signal=body.stop.signal,

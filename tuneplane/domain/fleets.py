@@ -186,6 +186,7 @@ class Node:
     inventory_healthy: bool = False  # fresh in this very session and without problems (R-SES-05)
     capacity: Capacity | None = None
     free_gpu_uuids: tuple[str, ...] = ()
+    held_ports: tuple[int, ...] = ()  # leased to members
     members: tuple[str, ...] = ()  # members that still hold something here
     created_at: datetime
     enrolled_by: UserName | None = None

@@ -12,6 +12,7 @@ from .frames import Command, Progress
 from .ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, TokenId, TraceId, UserName, WorkerId
 from .jobspec import JobSpec
 from .launch_table import AttemptState, JobState, MemberPhase
+from .plan import LOOPBACK
 
 
 @frozen(kw_only=True)
@@ -156,6 +157,7 @@ class Allocation:
     rank: int
     gpu_uuids: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
+    address: str = LOOPBACK  # numeric, as its peers route to it
 
 
 @frozen(kw_only=True)

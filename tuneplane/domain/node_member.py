@@ -301,6 +301,9 @@ def _over_budget(plan: MemberPlan, grants: Grants, holders: list[NodeMember]) ->
     ):
         if wanted & taken:
             return f"{what} {', '.join(map(str, sorted(wanted & taken)))} is held by another member of this Node"
+    outside = [port for port in plan.ports if not budgets.port_first <= port <= budgets.port_last]
+    if outside:
+        return f"port {', '.join(map(str, outside))} is outside TUNEPLANE_NODE_PORT_RANGE {budgets.port_first}-{budgets.port_last}"
     strange = set(plan.gpu_uuids) - grants.gpu_uuids
     return f"GPU {', '.join(sorted(strange))} is not granted on this Node" if strange else ""
 

@@ -11,6 +11,7 @@ from .errors import Reason
 from .fleets import Capability, Fleet, FleetState, Node, readiness
 from .jobs import Allocation
 from .jobspec import JobSpec, WorkKind, cpu_millis, memory_bytes
+from .leases import lease_ports, ports_needed
 
 CAPABILITY_OF = {WorkKind.TRAINING_JOB: Capability.TRAIN, WorkKind.LIFECYCLE_JOB: Capability.TRAIN}
 
@@ -43,25 +44,56 @@ def admission_reasons(spec: JobSpec, fleet: Fleet, nodes: list[Node]) -> tuple[R
     return ()
 
 
-def place(spec: JobSpec, fleet: Fleet, nodes: list[Node], now: datetime) -> Union[Placed, MustWait]:
-    """Allocate one machine: of the ready ones that fit, the one that leaves the least behind (then the lowest id)."""
+def place(spec: JobSpec, fleet: Fleet, nodes: list[Node], now: datetime, seed: str = "") -> Union[Placed, MustWait]:
+    """Allocate as many machines as the job asks for: of the ready ones that fit, those that leave the least behind.
+
+    Ranks follow the ids of the machines. ``seed`` only turns the search for free ports (see leases.py).
+    """
     reasons: list[Reason] = []
     fitting: list[Node] = []
     for node in sorted(nodes, key=lambda n: n.id):
-        ready = readiness(node, fleet, now)
-        short = _shortfall(spec, node, free=True) if node.capacity else Reason("no-budgets", "declares no budgets", node.id)
-        if not ready.value:
-            reasons.append(Reason("not-ready", f"Node {node.id} is not ready: {'; '.join(ready.reasons)}", node.id))
-        elif short is not None:
-            reasons.append(short)
-        else:
+        reason = _why_not(spec, fleet, node, now)
+        if reason is None:
             fitting.append(node)
-    if not fitting:
-        code = "no-nodes" if not nodes else "no-ready-node" if all(r.code == "not-ready" for r in reasons) else "no-free-capacity"
-        return MustWait(code, tuple(reasons) or (Reason("no-nodes", f"Fleet {fleet.id} has no Nodes", fleet.id),))
-    best = min(fitting, key=_left_over)
-    uuids = best.free_gpu_uuids[: spec.pool.gpus_per_node]
-    return Placed((Allocation(node=best.id, rank=0, gpu_uuids=uuids),))
+        else:
+            reasons.append(reason)
+    if len(fitting) < spec.pool.nodes:
+        return _must_wait(spec, fleet, len(fitting), reasons)
+    best = sorted(fitting, key=_left_over)[: spec.pool.nodes]
+    return Placed(tuple(_allocate(spec, node, rank, seed) for rank, node in enumerate(sorted(best, key=lambda n: n.id))))
+
+
+def _allocate(spec: JobSpec, node: Node, rank: int, seed: str) -> Allocation:
+    ports = lease_ports(node, ports_needed(spec.spec.orchestrator, rank), seed)
+    assert ports is not None  # place() keeps only Nodes with ports for any rank
+    return Allocation(node=node.id, rank=rank, gpu_uuids=node.free_gpu_uuids[: spec.pool.gpus_per_node], ports=ports)
+
+
+def _must_wait(spec: JobSpec, fleet: Fleet, fit: int, reasons: list[Reason]) -> MustWait:
+    if not fit and not reasons:
+        return MustWait("no-nodes", (Reason("no-nodes", f"Fleet {fleet.id} has no Nodes", fleet.id),))
+    if fit:
+        code = "too-few-machines"
+    else:
+        code = "no-ready-node" if all(r.code == "not-ready" for r in reasons) else "no-free-capacity"
+    gang = (Reason("too-few-machines", f"needs {spec.pool.nodes} machines, {fit} fit", fleet.id),) if spec.pool.nodes > 1 else ()
+    return MustWait(code, (*gang, *reasons))
+
+
+def _why_not(spec: JobSpec, fleet: Fleet, node: Node, now: datetime) -> Reason | None:
+    """The first reason why ``node`` cannot take a member now; None when it can take one of any rank."""
+    ready = readiness(node, fleet, now)
+    if not ready.value:
+        return Reason("not-ready", f"Node {node.id} is not ready: {'; '.join(ready.reasons)}", node.id)
+    if node.capacity is None:
+        return Reason("no-budgets", f"Node {node.id} declares no budgets", node.id)
+    short = _shortfall(spec, node, free=True)
+    if short is not None:
+        return short
+    ports = ports_needed(spec.spec.orchestrator, rank=0)
+    if lease_ports(node, ports, "") is None:
+        return Reason("no-free-port", f"Node {node.id} has no {ports} adjacent ports free in TUNEPLANE_NODE_PORT_RANGE", node.id)
+    return None
 
 
 def _left_over(node: Node) -> tuple[int, int, str]:

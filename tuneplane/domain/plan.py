@@ -10,7 +10,12 @@ from . import codec
 from .errors import InvalidInput
 from .ids import AttemptId, FleetId, JobId, MemberId, NodeId, TraceId
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
+LOOPBACK = "127.0.0.1"  # where a member that has no peers finds its main process
+FILLED_IN = {  # what plans of version 1 did not say yet; a Node may still hold such a plan when it is updated
+    1: {"orchestrator": "process-group", "main_address": LOOPBACK, "main_port": 0, "address": LOOPBACK, "interface": None},
+    PLAN_VERSION: {},
+}
 MAX_PLAN_BYTES = 900 * 1024  # one frame carries it whole; a frame ends at 1 MiB
 
 
@@ -35,7 +40,13 @@ class MemberPlan:
     cpu_millis: int
     memory_bytes: int
     gpu_uuids: tuple[str, ...]
-    ports: tuple[int, ...]
+    ports: tuple[int, ...]  # leased on this member's own Node
+    orchestrator: str  # "process-group" or "ray"
+    ray_version: str = ""  # exact; only for ray
+    main_address: str  # of rank 0, numeric, as its peers route to it; LOOPBACK when there are none
+    main_port: int  # leased on rank 0's Node; 0 in a plan of version 1
+    address: str  # this member's own, numeric, as its peers route to it
+    interface: str | None  # exactly the one that the job asks for
     storage_root: str  # mounted read-write at the same path
     output_dir: str  # below storage_root; the Node creates it
     stop_signal: str
@@ -54,14 +65,14 @@ def plan_digest(data: bytes) -> str:
 
 
 def read_plan(data: bytes, digest: str) -> MemberPlan:
-    """Decode plan bytes after checking them against ``digest``. Raises InvalidInput."""
-
+    """Decode plan bytes after checking them against ``digest``; of every version that ever was. Raises InvalidInput."""
     if codec.digest(data) != digest:
         raise InvalidInput("plan", "the bytes do not match the plan digest")
-    plan = codec.decode(MemberPlan, json.loads(data), "plan")
-    if plan.version != PLAN_VERSION:
-        raise InvalidInput("plan.version", f"version {plan.version} is unknown; this Node knows {PLAN_VERSION}")
-    return plan
+    said = json.loads(data)
+    version = said.get("version") if isinstance(said, dict) else None
+    if type(version) is not int or version not in FILLED_IN:
+        raise InvalidInput("plan.version", f"version {version} is unknown; this Node knows {', '.join(map(str, FILLED_IN))}")
+    return codec.decode(MemberPlan, {**FILLED_IN[version], **said}, "plan")
 
 
 def workload_env(plan: MemberPlan) -> dict[str, str]:
@@ -72,7 +83,24 @@ def workload_env(plan: MemberPlan) -> dict[str, str]:
         "TUNEPLANE_ATTEMPT": str(plan.attempt_number),
         "TUNEPLANE_MEMBER": plan.member,
         "TUNEPLANE_OUTPUT_DIR": plan.output_dir,
-        "TUNEPLANE_ORCHESTRATOR": "process-group",
+        "TUNEPLANE_ORCHESTRATOR": plan.orchestrator,
         "TUNEPLANE_MACHINE_RANK": str(plan.rank),
         "TUNEPLANE_MACHINE_COUNT": str(plan.world),
+        **_meeting_point(plan),
+    }
+
+
+def _meeting_point(plan: MemberPlan) -> dict[str, str]:
+    """Where the members find each other (R-LCH-09), and by which interface their libraries talk (R-LCH-11, L-H5)."""
+    if not plan.main_port:
+        return {}
+    named = {"NCCL_SOCKET_IFNAME": plan.interface, "GLOO_SOCKET_IFNAME": plan.interface} if plan.interface else {}
+    return {
+        "TUNEPLANE_MAIN_PROCESS_IP": plan.main_address,
+        "TUNEPLANE_MAIN_PROCESS_PORT": str(plan.main_port),
+        "MASTER_ADDR": plan.main_address,
+        "MASTER_PORT": str(plan.main_port),
+        "NODE_RANK": str(plan.rank),
+        "NNODES": str(plan.world),
+        **named,
     }

@@ -26,6 +26,7 @@ VIEW = """
         (SELECT count(*) FROM gpu_hold WHERE gpu_hold.node_id = node.id) AS gpus_used,
         ARRAY(SELECT gpu_uuid FROM gpu_grant WHERE gpu_grant.node_id = node.id AND granted
             AND NOT EXISTS (SELECT FROM gpu_hold WHERE gpu_hold.gpu_uuid = gpu_grant.gpu_uuid) ORDER BY idx) AS free_gpu_uuids,
+        ARRAY(SELECT port FROM port_hold WHERE port_hold.node_id = node.id ORDER BY port) AS held_ports,
         ARRAY(SELECT member_id FROM resource_hold WHERE resource_hold.node_id = node.id ORDER BY member_id) AS members
     FROM node
     JOIN node_capacity AS capacity ON capacity.node_id = node.id
@@ -79,6 +80,7 @@ def node_of(row: Row, now: datetime) -> Node:
         inventory_healthy=fresh and inventory is not None and not inventory.problems,
         capacity=_capacity(row),
         free_gpu_uuids=tuple(row["free_gpu_uuids"]),
+        held_ports=tuple(row["held_ports"]),
         members=tuple(row["members"]),
         created_at=row["created_at"],
         enrolled_by=row["enrolled_by"],

@@ -88,6 +88,7 @@ def view(book: Book, node: NodeId, now: datetime) -> Node:
         inventory_healthy=fresh and row.inventory is not None and not row.inventory.problems,
         capacity=_capacity(book, row),
         free_gpu_uuids=tuple(grant.gpu_uuid for grant in granted(book, node) if grant.gpu_uuid not in book.gpu_holds),
+        held_ports=tuple(sorted(port for holder, port in book.port_holds.rows if holder == node)),
         members=tuple(sorted(hold.member for hold in book.holds if hold.node == node)),
         created_at=row.created_at,
         enrolled_by=UserName(row.enrolled_by),

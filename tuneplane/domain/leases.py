@@ -1,0 +1,52 @@
+"""Which ports a member leases on its Node: an exhaustive search from a starting point of its own (R-PLC-05, L-H3).
+
+The planner's choice is a proposal, as everything it says: ``port_hold`` in the database decides. Where the search starts
+follows from the attempt, so that workers that place different jobs on one Node at once rarely propose the same port, and
+a retry (which is another attempt) proposes another one than the port that something foreign was found to listen on.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from .fleets import Node
+from .jobspec import Orchestrator
+
+SINGLES = 128  # single ports are taken from the top of the range, so that they do not cut up the blocks at its bottom
+
+
+def ports_needed(orchestrator: Orchestrator, rank: int) -> int:
+    """How many adjacent ports the member with ``rank`` leases: a process group meets on one port of rank 0."""
+    return 1 if rank == 0 else 0
+
+
+def lease_ports(node: Node, count: int, seed: str) -> tuple[int, ...] | None:
+    """``count`` adjacent ports of the Node's declared range that nobody holds, or None when there are none.
+
+    Deterministic. Every place is tried, so None is the truth about this ``node`` whatever the ``seed``.
+    """
+    if count == 0:
+        return ()
+    if node.inventory is None:
+        return None
+    first, last = node.inventory.budgets.port_first, node.inventory.budgets.port_last
+    held = set(node.held_ports)
+    for start in _starts(first, last, count, int.from_bytes(sha256(seed.encode()).digest()[:8])):
+        block = range(start, start + count)
+        if held.isdisjoint(block):
+            return tuple(block)
+    return None
+
+
+def _starts(first: int, last: int, count: int, salt: int) -> list[int]:
+    """Every first port of a block, in the order of the search."""
+    if count == 1:
+        window = list(range(last, max(first, last - SINGLES + 1) - 1, -1))
+        return _turned(window, salt) + list(range(window[-1] - 1, first - 1, -1)) if window else []
+    aligned = list(range(first, last - count + 2, count))
+    return _turned(aligned, salt) + list(range(first, last - count + 2))
+
+
+def _turned(values: list[int], salt: int) -> list[int]:
+    at = salt % len(values) if values else 0
+    return values[at:] + values[:at]
