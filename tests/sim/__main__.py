@@ -4,19 +4,51 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import multiprocessing
 import os
 import sys
 import time
+from functools import partial
+from pathlib import Path
+
+from attrs import define
 
 from .world import Outcome, run_seed
 
-GC_THRESHOLD = 50_000  # a seed makes little garbage in cycles, and lives a fraction of a second
+CHUNK = 4  # seeds that a process takes at once
 
 
-def _one(seed: int) -> Outcome:
-    gc.set_threshold(GC_THRESHOLD)
-    return run_seed(seed)
+@define
+class Tally:
+    """What a run came to."""
+
+    began: float
+    seeds: int = 0
+    jobs: int = 0
+    starts: int = 0
+    virtual_seconds: float = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        self.seeds += 1
+        self.jobs += outcome.jobs
+        self.starts += outcome.starts
+        self.virtual_seconds += outcome.virtual_seconds
+
+    def summary(self, start: int, processes: int, failed: Outcome | None) -> dict[str, object]:
+        took = time.perf_counter() - self.began
+        return {
+            "start": start,
+            "seeds": self.seeds,
+            "processes": processes,
+            "seconds": round(took, 1),
+            "seeds_per_second": round(self.seeds / took, 2),
+            "jobs": self.jobs,
+            "containers_started": self.starts,
+            "virtual_seconds": round(self.virtual_seconds),
+            "failed_seed": failed.seed if failed else None,
+            "failure": failed.failure if failed else "",
+        }
 
 
 def main() -> int:
@@ -24,24 +56,39 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; seeds know nothing of each other")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no more seeds after that; what was run held")
     parser.add_argument("--history", type=int, default=200, help="lines of history to show of a bad seed")
     parser.add_argument("--show", action="store_true", help="show the history of a good seed, too")
+    parser.add_argument("--json", type=Path, help="write the summary there, too")
     arguments = parser.parse_args()
-    began, jobs, starts, virtual = time.perf_counter(), 0, 0, 0.0
+    tally, failed = _run(arguments)
+    summary = tally.summary(arguments.start, arguments.jobs, failed)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(summary, indent=2) + "\n")
+    print(
+        f"{summary['seeds']} seeds from {arguments.start} {'held' if failed is None else 'run'}: {summary['seeds_per_second']} seeds/s,"
+        f" {tally.jobs} jobs, {tally.starts} containers started, {tally.virtual_seconds:.0f} virtual seconds"
+    )
+    return 0 if failed is None else 1
+
+
+def _run(arguments: argparse.Namespace) -> tuple[Tally, Outcome | None]:
+    """Stops at the first bad seed, in the order of seeds, and shows it."""
+    tally = Tally(time.perf_counter())
+    seeds = range(arguments.start, arguments.start + arguments.seeds)
+    gc.collect()
+    gc.freeze()  # what is loaded now is never garbage
     with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
-        for outcome in pool.imap(_one, range(arguments.start, arguments.start + arguments.seeds)):
+        for outcome in pool.imap(partial(run_seed, tell=arguments.show), seeds, CHUNK if arguments.seeds > CHUNK * arguments.jobs else 1):
+            tally.add(outcome)
             if arguments.show or outcome.failure:
                 print("\n".join(outcome.history.splitlines()[-arguments.history :]))
             if outcome.failure:
                 print(f"\nseed {outcome.seed}: {outcome.failure}\n\nagain with: python -m tests.sim --start {outcome.seed} --seeds 1")
-                return 1
-            jobs, starts, virtual = jobs + outcome.jobs, starts + outcome.starts, virtual + outcome.virtual_seconds
-    took = time.perf_counter() - began
-    print(
-        f"{arguments.seeds} seeds from {arguments.start} held: {arguments.seeds / took:.1f} seeds/s,"
-        f" {jobs} jobs, {starts} containers started, {virtual / took:.0f} virtual seconds a second"
-    )
-    return 0
+                return tally, outcome
+            if time.perf_counter() - tally.began > arguments.seconds:
+                break
+    return tally, None
 
 
 if __name__ == "__main__":

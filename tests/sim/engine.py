@@ -21,7 +21,8 @@ from tuneplane.domain.node_ports import (
     Refusal,
 )
 
-from .fate import MOMENT_SECONDS, Fate, Life
+from .clock import SimClock, sleep
+from .fate import MOMENT_SECONDS, Fate, Life, Violation
 from .machine import IMAGE_PULL_SECONDS, SimMachine
 
 T = TypeVar("T")
@@ -45,16 +46,18 @@ class _Request:
             self.result = self.effect()
         except EngineRefused as error:
             self.error = error
+        except Violation:
+            pass  # noted: the world ends
         self.done.set()
 
 
 @define(eq=False)
 class SimEngine:
-    """``nursery`` is the world's: requests outlive their senders."""
+    """Requests outlive their senders."""
 
     machine: SimMachine
     life: Life
-    nursery: trio.Nursery
+    clock: SimClock
 
     @property
     def fate(self) -> Fate:
@@ -65,16 +68,16 @@ class SimEngine:
     async def _reach(self, doing: str) -> None:
         await self.life.gate()
         if self.machine.engine_back_at > trio.current_time() or self.fate.strikes("engine-down", 0.2):
-            await trio.sleep(MOMENT_SECONDS)
+            await sleep(MOMENT_SECONDS)
             raise EngineDown(f"{doing}: nothing answers at the socket")
-        await trio.sleep(self.fate.soon(3.0) if self.fate.strikes("engine-slow", 0.2) else MOMENT_SECONDS)
+        await sleep(self.fate.soon(3.0) if self.fate.strikes("engine-slow", 0.2) else MOMENT_SECONDS)
         await self.life.gate()
 
     async def _ask(self, doing: str, read: Callable[[], T]) -> T:
         """A question: no effect, but its answer may be lost or never come."""
         await self._reach(doing)
         if self.fate.strikes("engine-hang", 0.02):
-            await trio.sleep(CALL_SECONDS)
+            await sleep(CALL_SECONDS)
             raise EngineUnclear(f"{doing}: no answer")
         if self.fate.strikes("engine-lost", 0.05):
             raise EngineUnclear(f"{doing}: the connection broke")
@@ -93,9 +96,9 @@ class SimEngine:
         if self.fate.strikes("engine-hang", 0.05):
             delay = None if self.fate.random.random() < 0.5 else MOMENT_SECONDS
             return await self._give_up(doing, request, delay, waits=CALL_SECONDS)
-        self.nursery.start_soon(self._execute, request, MOMENT_SECONDS + self.fate.random.random() * 0.05)
+        self._execute_in(MOMENT_SECONDS + self.fate.random.random() * 0.05, request)
         await request.done.wait()
-        await trio.sleep(MOMENT_SECONDS)
+        await sleep(MOMENT_SECONDS)
         if self.fate.strikes("engine-lost", 0.15):
             raise EngineUnclear(f"{doing}: done, but the answer was lost")
         if request.error is not None:
@@ -104,15 +107,19 @@ class SimEngine:
 
     async def _give_up(self, doing: str, request: _Request, delay: float | None, waits: float = MOMENT_SECONDS) -> T:  # type: ignore[type-var]
         if delay is not None:
-            self.nursery.start_soon(self._execute, request, delay)
+            self._execute_in(delay, request)
         self.fate.history.add(self.machine.node, "engine: {} gets no answer; executed in {} s", doing, delay)
-        await trio.sleep(waits)
+        await sleep(waits)
         raise EngineUnclear(f"{doing}: no answer in time")
 
-    async def _execute(self, request: _Request, delay: float) -> None:
-        await trio.sleep(delay)
-        if request.boot == self.machine.boot:
-            request.execute()
+    def _execute_in(self, seconds: float, request: _Request) -> None:
+        """The request outlives whoever sent it, but not the boot of the machine."""
+
+        def execute() -> None:
+            if request.boot == self.machine.boot:
+                request.execute()
+
+        self.clock.call_at(trio.current_time() + seconds, execute)
 
     # ------------------------------------------------ the port
 
@@ -132,7 +139,7 @@ class SimEngine:
         for part in range(3):
             await self._reach("pulling")
             progress(PullProgress(done_bytes=part, total_bytes=3))
-            await trio.sleep(self.fate.soon(IMAGE_PULL_SECONDS) / 3)
+            await sleep(self.fate.soon(IMAGE_PULL_SECONDS) / 3)
         if self.fate.strikes("engine-refuse", 0.1):
             raise PullFailed(image, "the registry said no", lasting=self.fate.random.random() < 0.2)
         await self._do("pulling", lambda: self.machine.images.add(image))

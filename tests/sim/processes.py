@@ -31,6 +31,7 @@ from tuneplane.nodeside.runner import run_inline
 from tuneplane.nodeside.session import Dial
 from tuneplane.wire.link import run_node_session
 
+from .clock import SimClock, sleep, sleep_until
 from .engine import SimEngine
 from .fate import LIFE, Fate, Life
 from .machine import SimClocks, SimMachine
@@ -51,6 +52,7 @@ class Ground:
     """What all processes stand on."""
 
     fate: Fate
+    clock: SimClock
     timings: Timings
     database: Database
     network: Network
@@ -77,7 +79,7 @@ class Process:
 
     async def run(self) -> None:
         while True:
-            await trio.sleep_until(self.down_until)
+            await sleep_until(self.down_until)
             life = self.life = Life(self.name, self.ground.fate, skew_seconds=self._skew())
             self.lives += 1
             ended = trio.Event()
@@ -180,7 +182,7 @@ class NodeDaemon(Process):
                 fleet=FLEET,
                 state_dir=state_dir,
                 journal=journal,
-                engine=SimEngine(machine, life, ground.nursery),
+                engine=SimEngine(machine, life, ground.clock),
                 machine=clocks,
                 logs=LogStore(state_dir / "logs", run_inline),
                 disk=run_inline,
@@ -233,7 +235,7 @@ def simulated_child(fate: Fate) -> Callable[..., Any]:
 
     async def run_killable(command: list[str], seconds: float, what: str) -> None:
         await LIFE.get().gate()
-        await trio.sleep(fate.soon(2.0) if fate.strikes("engine-slow", 0.1) else 0.001)
+        await sleep(fate.soon(2.0) if fate.strikes("engine-slow", 0.1) else 0.001)
 
     return run_killable
 

@@ -7,8 +7,6 @@ overtaken. A cut holds what is on the wire back and may deliver it much later; a
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -24,6 +22,7 @@ import tuneplane.wire.relay
 from tuneplane.bridge.call import CallClosed, LaneFull
 from tuneplane.bridge.grpc import FAREWELL_SECONDS, GRACE_SECONDS, CallSettings, DialFailed
 
+from .clock import SimClock, sleep
 from .fate import LIFE, Fate
 
 WIRE_MESSAGES = 8  # what fits into socket buffers: these are past all priorities
@@ -208,26 +207,33 @@ class Network:
     """Who listens where, what is under way, and what is cut. ``run`` is its one task."""
 
     fate: Fate
+    clock: SimClock
     gateways: tuple[str, ...] = ()
     ends: dict[End, None] = field(factory=dict)
     cuts: set[frozenset[str]] = field(factory=set)
     listeners: dict[tuple[str, int], Listener] = field(factory=dict)
-    _due: list[tuple[float, int, Callable[[], None]]] = field(factory=list)
-    _numbers: Iterator[int] = field(factory=itertools.count)
-    _news: trio.Event = field(factory=trio.Event)
+    _due: deque[Callable[[], None]] = field(factory=deque)  # happens now
+    _runner: trio.lowlevel.Task | None = None  # waits for something to happen
 
     async def run(self) -> None:
         while True:
-            news = self._news = trio.Event()
-            while self._due and self._due[0][0] <= trio.current_time():
-                heapq.heappop(self._due)[2]()
-            with trio.move_on_at(self._due[0][0] if self._due else trio.current_time() + 3600.0):
-                await news.wait()
+            while self._due:
+                self._due.popleft()()
+            self._runner = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._give_up)
+
+    def _give_up(self, _: object) -> trio.lowlevel.Abort:
+        self._runner = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     def at(self, when: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (when, next(self._numbers), what))
-        if self._due[0][2] is what:
-            self._news.set()
+        self.clock.call_at(when, lambda: self._happens(what))
+
+    def _happens(self, what: Callable[[], None]) -> None:
+        self._due.append(what)
+        if self._runner is not None:
+            trio.lowlevel.reschedule(self._runner)
+            self._runner = None
 
     def latency(self) -> float:
         return self.fate.soon(2.0) if self.fate.strikes("control-delay", 0.05) else 0.001 + self.fate.random.random() * 0.02
@@ -294,10 +300,10 @@ class Network:
     ) -> AsyncIterator[End]:
         life = LIFE.get()
         await life.gate()
-        await trio.sleep(self.latency())
+        await sleep(self.latency())
         gateway = self.fate.random.choice(self.gateways)
         if self.is_cut(life.process, gateway):
-            await trio.sleep(CONNECT_SECONDS)
+            await sleep(CONNECT_SECONDS)
             raise DialFailed("unreachable", f"no answer from {gateway}")
         listener = self.listeners.get((gateway, port))
         if listener is None:

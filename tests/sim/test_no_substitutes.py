@@ -9,6 +9,7 @@ import pytest
 
 import tuneplane
 
+from .clock import SimClock
 from .stream import Network, installed
 from .world import Fate
 
@@ -52,6 +53,6 @@ def test_only_stream_and_child_processes_are_replaced_by_name() -> None:
     from tuneplane.wire import relay
     from tuneplane.wire.link import gateway, node
 
-    with installed(Network(Fate(0))):
+    with installed(Network(Fate(0), SimClock())):
         assert gateway.serve_calls is not serve_calls
     assert (gateway.serve_calls, relay.serve_calls, node.open_call) == (serve_calls, serve_calls, open_call)

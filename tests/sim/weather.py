@@ -7,6 +7,7 @@ from attrs import define
 
 from tuneplane.domain.errors import StorageUnavailable
 
+from .clock import sleep
 from .fate import Fate, Life
 
 
@@ -31,14 +32,14 @@ class Storm:
 
     async def arrive(self, name: str) -> None:
         await self.life.gate()
-        await trio.sleep(self._seconds())
+        await sleep(self._seconds())
         await self.life.gate()
         if self.outages.away or self.fate.strikes("storage-down", 0.05):
             raise StorageUnavailable(f"{name}: no connection")
 
     async def depart(self, name: str) -> None:
         if self.fate.random.random() < 0.2:  # else the answer is there in the same moment: a turn of the scheduler costs
-            await trio.sleep(self._seconds())
+            await sleep(self._seconds())
         await self.life.gate()
         if self.outages.away or self.fate.strikes("storage-lost", 0.05):
             self.fate.history.add(self.life.process, "storage: the answer to {} is lost", name)

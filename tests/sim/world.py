@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,6 @@ from typing import Any
 import structlog
 import trio
 from attrs import define, field, frozen
-from trio.testing import MockClock
 
 import tuneplane.nodeside.storage_probe
 from tuneplane.actors import CleanUpOverdue
@@ -27,8 +26,10 @@ from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Pool, Resources
 from tuneplane.domain.secrets import secret_hash
 from tuneplane.domain.timings import Timings
 
+from .clock import SimClock, sleep
 from .fate import LIFE, Fate, Life, true_now
 from .judge import Judge
+from .loop import seeded
 from .machine import BROKEN_IMAGE, SimMachine
 from .processes import FLEET, Gateway, Ground, NodeDaemon, Process, Steps, Worker, make_root, simulated_child
 from .stream import Network, installed
@@ -44,7 +45,7 @@ TIMINGS = Timings(
     commit_margin=5.0,
     commit_deadline=40.0,
     engine_call=20.0,
-    poll=4.0,
+    poll=6.0,
 )  # shorter than production where only waiting would be simulated; the relations hold
 TROUBLE_SECONDS = 150.0  # phase one
 REST_SECONDS = 900.0  # phase two: holds, leases, deadlines and back-offs all run out within this
@@ -136,7 +137,7 @@ class World:
         """Submit jobs, and stop some of them at any moment."""
         luck = self.fate.random
         for number in range(luck.randint(3, 10)):
-            await trio.sleep(self.fate.soon(TROUBLE_SECONDS / 15))
+            await sleep(self.fate.soon(TROUBLE_SECONDS / 15))
             job = JobId(f"job-{number}")
             self.jobs.append(job)
             self.ground.nursery.start_soon(self._one_user, job, self._spec(), luck.random() < 0.4)
@@ -163,7 +164,7 @@ class World:
         )
         self.fate.history.add("user", "{} submitted", job)
         if stops:
-            await trio.sleep(self.fate.soon(25.0))
+            await sleep(self.fate.soon(25.0))
             await _insist(lambda: twin.request_stop(job, ADA, true_now()))
             self.fate.history.add("user", "{} stop accepted", job)
 
@@ -189,7 +190,7 @@ class World:
 
     async def _again_and_again(self, mean: float, act: Any) -> None:
         while not self.fate.calm:
-            await trio.sleep(self.fate.soon(mean))
+            await sleep(self.fate.soon(mean))
             if not self.fate.calm:
                 act()
 
@@ -242,7 +243,7 @@ class World:
     async def _drain(self) -> None:
         twin, node = Twin(self.ground.database), self._machine().node
         await twin.set_node_state(node, NodeState.DRAINING, "", true_now())
-        await trio.sleep(self.fate.soon(20.0))
+        await sleep(self.fate.soon(20.0))
         await twin.set_node_state(node, NodeState.ACTIVE, "", true_now())
 
     # ------------------------------------------------ phase two
@@ -263,7 +264,7 @@ class World:
             if self.fate.violation is not None:
                 return
             self.fate.judge(trio.current_time() < deadline, "no rest {} s after everything healed: {}", REST_SECONDS, "; ".join(left))
-            await trio.sleep(LOOK_SECONDS)
+            await sleep(LOOK_SECONDS)
             for key in list(self.ground.database.book.cordons.rows):
                 await twin.set_node_state(key[0], NodeState.ACTIVE, "", true_now())
 
@@ -287,13 +288,13 @@ async def _insist(act: Any) -> None:
             await act()
             return
         except StorageUnavailable:
-            await trio.sleep(0.5)
+            await sleep(0.5)
 
 
-async def _simulate(seed: int, fate: Fate, root: Path) -> tuple[World, float]:
-    network, database = Network(fate), Database(clock=true_now)
+async def _simulate(fate: Fate, clock: SimClock, root: Path) -> tuple[World, float]:
+    network, database = Network(fate, clock), Database(clock=true_now)
     async with trio.open_nursery() as nursery:
-        ground = Ground(fate, TIMINGS, database, network, Outages(), nursery)
+        ground = Ground(fate, clock, TIMINGS, database, network, Outages(), nursery)
         world = World(fate, ground, Judge(fate, database.book))
         database.watchers.append(world.judge.committed)
         with installed(network), _instrumented(fate, world):
@@ -321,16 +322,17 @@ def _instrumented(fate: Fate, world: World) -> Iterator[None]:
         probe.run_killable = real
 
 
-def run_seed(seed: int) -> Outcome:
-    """Run one seed to its end. Deterministic: the same seed, the same history."""
+def run_seed(seed: int, *, tell: bool = False) -> Outcome:
+    """Run one seed to its end. Deterministic: the same seed, the same history, told of a bad seed or if asked for."""
     fate = Fate(seed)
     root = make_root(DISKS, seed)
     world: World | None = None
     ended = 0.0
     failure = ""
-    with _quiet(fate), _seeded(seed):
+    with _quiet(fate), seeded(seed), _collector_at_rest():
         try:
-            world, ended = trio.run(_simulate, seed, fate, root, clock=MockClock(autojump_threshold=0))
+            clock = SimClock()
+            world, ended = trio.run(_simulate, fate, clock, root, clock=clock)
         except BaseException as error:
             if fate.violation is None:
                 failure = f"{type(error).__name__}: {error}"
@@ -342,13 +344,21 @@ def run_seed(seed: int) -> Outcome:
         finally:
             shutil.rmtree(root, ignore_errors=True)
     failure = str(fate.violation) if fate.violation is not None else failure
-    history = "\n".join(f"{at:10.3f}  {who:14} {_text(what, args)}" for at, who, what, args in fate.history.lines)
+    history = fate.history.text() if failure or tell else ""
     starts = sum(world.judge.starts.values()) if world is not None else 0
     return Outcome(seed, failure, history, len(world.jobs) if world else 0, starts, ended)
 
 
-def _text(what: str, args: tuple[object, ...]) -> str:
-    return what.format(*args)
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """A seed lives a fraction of a second: what it leaves in cycles is collected once, after it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager
@@ -371,15 +381,3 @@ def _quiet(fate: Fate) -> Iterator[None]:
         actors.setLevel(logging.NOTSET)
         actors.propagate = former
         ours.setLevel(level)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Trio's order of runnable tasks becomes a function of the seed (its switch for test libraries)."""
-    run = trio._core._run
-    former = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r
-    run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = True, random.Random(seed)  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = former  # type: ignore[misc]

@@ -88,6 +88,11 @@ class Timer:
         self._live = True
         self._scope = trio.CancelScope(deadline=trio.current_time() + seconds)
 
+    @property
+    def pending(self) -> bool:
+        """Whether its time is still to come: it has neither been cancelled nor fired, nor is about to."""
+        return self._live and not self._scope.cancel_called
+
     def reset(self, seconds: float) -> None:
         """Count from now again; of no effect on a timer that fired or was cancelled."""
         if self._live:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from math import inf
 
 import structlog
 import trio
@@ -61,19 +62,26 @@ class Pace:
 
 @define
 class Alarm:
-    """One pending timer of one signal: setting it again replaces it."""
+    """One pending timer of one signal: setting it again replaces it. Its task is kept for the next time as long as it sleeps."""
 
     signal: str
     _timer: Timer | None = field(default=None, init=False)
 
     def set(self, context: Context, seconds: float) -> None:
+        if self._timer is not None and self._timer.pending:
+            self._timer.reset(seconds)
+            return
         self.cancel()
         self._timer = context.timer(self.signal, seconds)
 
     def cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._timer is None:
+            return
+        if self._timer.pending:
+            self._timer.reset(inf)
+            return
+        self._timer.cancel()  # its time has come, and it has not raised its signal yet
+        self._timer = None
 
 
 async def signal_on_pokes(context: Context, signal: str, store: PokeStore, topics: Sequence[Topic], backoff: Backoff) -> None:

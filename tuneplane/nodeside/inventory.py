@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from importlib import metadata
 
 from attrs import frozen
 
@@ -14,6 +13,7 @@ from tuneplane.domain.fleets import Budgets, Inventory
 from tuneplane.domain.node_member import Grants
 from tuneplane.domain.node_ports import Cards, Engine, EngineDown, EngineInfo, EngineRefused, EngineUnclear
 
+from .machine import node_version
 from .storage_probe import StorageSight, probe_storage
 
 CardReader = Callable[[], Awaitable[Cards]]
@@ -45,7 +45,7 @@ async def survey(
     )
     inventory = Inventory(
         hostname=socket.gethostname(),
-        node_version=metadata.version("tuneplane"),
+        node_version=node_version(),
         cpu_count=os.cpu_count() or 1,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=cards.gpus,

@@ -12,7 +12,6 @@ import secrets
 import ssl
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +31,7 @@ from .address import find_address
 from .files import write_durably
 from .identity import Identity, is_enrolled, save_identity
 from .locks import hold_state_dir
+from .machine import node_version
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def _request_body(order: JoinOrder, pending: _Pending, address: str, inventory: 
         "join_key": pending.join_key,
         "try": pending.try_,
         "address": address,
-        "node_version": metadata.version("tuneplane"),
+        "node_version": node_version(),
         "protocol": WIRE_PROTOCOL,
         "inventory": codec.encode(inventory),
     }

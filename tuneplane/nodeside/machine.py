@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 from attrs import frozen
@@ -32,3 +34,9 @@ class LinuxMachine:
 
     def now(self) -> datetime:
         return datetime.now(UTC)
+
+
+@cache
+def node_version() -> str:
+    """Of the running code: read once, so that an update that lies on the disk before the restart is not claimed too early."""
+    return metadata.version("tuneplane")

@@ -6,7 +6,6 @@ import logging
 import sqlite3
 import ssl
 from collections.abc import Awaitable, Callable
-from importlib import metadata
 from typing import ClassVar
 
 import trio
@@ -33,6 +32,7 @@ from tuneplane.wire.link import LinkClosed, NodeLink, SessionEnded
 from .board import Board
 from .core import NodeCore
 from .log_desk import LogDesk
+from .machine import node_version
 from .member_actors import Answered, arrival
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class SessionActor(Actor):
             machine_id=core.machine.machine_id(),
             journal_id=core.journal.journal_id,
             journal_sequence=core.journal.sequence,
-            node_version=metadata.version("tuneplane"),
+            node_version=node_version(),
             address=self.dial.address,
             sent_at=core.machine.now(),
         )
