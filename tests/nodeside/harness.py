@@ -16,7 +16,7 @@ from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
 from tuneplane.domain.ids import AttemptId, FleetId, JobId, MemberId, NodeId, OperationId, TraceId, container_name
 from tuneplane.domain.member_table import NodePhase
 from tuneplane.domain.node_member import Grants, NodeMember
-from tuneplane.domain.node_ports import Engine, Machine
+from tuneplane.domain.node_ports import Engine, Machine, Network
 from tuneplane.domain.plan import MemberPlan, plan_bytes, plan_digest
 from tuneplane.domain.timings import Timings
 from tuneplane.nodeside.core import NodeCore
@@ -26,6 +26,7 @@ from tuneplane.nodeside.journal import open_journal
 from tuneplane.nodeside.logs import LogStore, read_log
 from tuneplane.nodeside.machine import LinuxMachine
 from tuneplane.nodeside.members import Members
+from tuneplane.nodeside.network import LinuxNetwork
 from tuneplane.nodeside.runner import ThreadRunner
 
 WAIT_SECONDS = 20.0
@@ -106,6 +107,7 @@ async def open_node(
     node: str = "node-1",
     storage_root: str = "",
     machine: Machine | None = None,
+    network: Network | None = None,
     engine: Callable[[EngineClient], Engine] = lambda client: client,
     budgets: Budgets | None = None,
     timings: Timings | None = None,
@@ -125,6 +127,7 @@ async def open_node(
             journal=journal,
             engine=engine(client),
             machine=machine or LinuxMachine(),
+            network=network or LinuxNetwork(podman.socket),
             logs=LogStore(state_dir / "logs", ThreadRunner()),
             disk=ThreadRunner(),
             timings=timings or Timings(),

@@ -11,7 +11,7 @@ from attrs import define
 from tests.nodeside.harness import make_plan, private
 from tests.sim.engine import SimEngine
 from tests.sim.fate import Fate, Life
-from tests.sim.machine import UNWITNESSED, SimClocks, SimMachine
+from tests.sim.machine import UNWITNESSED, SimClocks, SimMachine, SimNetwork
 from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.ids import FleetId, NodeId
 from tuneplane.domain.member_table import MemberEvent, NodePhase
@@ -56,6 +56,7 @@ async def test_look_across_a_restart_of_the_engine_is_unclear_and_the_next_one_u
             journal=journal,
             engine=RestartsOnce(machine, life, nursery),
             machine=SimClocks(machine, life),
+            network=SimNetwork(machine),
             logs=LogStore(tmp_path / "logs", run_inline),
             disk=run_inline,
             timings=Timings(),

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import evolve
+from attrs import Factory, evolve, frozen
 
 from tuneplane.domain.errors import InvalidInput, Refused
-from tuneplane.domain.fleets import Budgets, Gpu
-from tuneplane.domain.node_ports import Cards, EngineDown, EngineInfo
+from tuneplane.domain.fleets import Budgets, Gpu, Interface
+from tuneplane.domain.node_ports import Cards, EngineDown, EngineInfo, NetworkHidden
 from tuneplane.domain.timings import Timings
-from tuneplane.nodeside.address import find_address
+from tuneplane.nodeside.address import Reach, find_address, reach_of, route_address
 from tuneplane.nodeside.cards import read_cards
 from tuneplane.nodeside.config import NodeConfig, prepare_state_dir
 from tuneplane.nodeside.files import write_durably
@@ -39,6 +39,30 @@ class StandingEngine:
         return EngineInfo(kind="podman", version="4.3.1", gpu_runtime=self.gpu)
 
 
+@frozen
+class StandingNetwork:
+    """eth0, ib0 and a bridge with the address that every Docker host has; host-a stands for all of them (nss-myhostname)."""
+
+    route: str = "10.0.0.5"
+    names: dict[str, tuple[str, ...]] = Factory(lambda: {"host-a": ("10.0.0.5", "172.17.0.1", "192.168.9.5"), "gateway": ("10.0.0.99",)})
+    hidden: bool = False
+
+    async def interfaces(self) -> tuple[Interface, ...]:
+        if self.hidden:
+            raise NetworkHidden("may not enter")
+        names = {"docker0": ("172.17.0.1",), "eth0": ("10.0.0.5",), "ib0": ("192.168.9.5",), "lo": (), "veth12": ()}
+        return tuple(Interface(name=name, addresses=addresses) for name, addresses in names.items())
+
+    async def source_towards(self, address: str) -> str:
+        return self.route
+
+    async def resolve(self, name: str) -> tuple[str, ...]:
+        return self.names.get(name, ())
+
+    async def taken(self, ports: tuple[int, ...]) -> tuple[int, ...]:
+        return ()
+
+
 async def look(cards: Cards = Cards(), **changes: Any) -> Any:  # noqa: B008 - frozen
     async def read() -> Cards:
         return cards
@@ -48,6 +72,8 @@ async def look(cards: Cards = Cards(), **changes: Any) -> Any:  # noqa: B008 - f
         "storage_root": "",
         "mark": "t",
         "engine": StandingEngine(),
+        "network": StandingNetwork(),
+        "reach": Reach("host-a", "gateway"),
         "read_cards": read,
     }
     return await survey(**{**values, **changes})
@@ -61,6 +87,44 @@ async def test_survey_of_a_cpu_only_machine_has_no_problems() -> None:
     assert found.inventory.memory_bytes > 1 << 28
     assert found.inventory.runtime == "podman 4.3.1"
     assert found.digest == (await look()).digest
+
+
+async def test_survey_tells_the_interfaces_that_peers_could_use_and_the_address_on_the_route() -> None:
+    """R-LCH-11, L-H5: the host's name stands for docker0's address too; the one towards the gateway is taken."""
+    found = (await look()).inventory
+    assert [one.name for one in found.interfaces] == ["docker0", "eth0", "ib0"]
+    assert found.route_address == "10.0.0.5"
+
+
+async def test_survey_of_a_network_that_cannot_be_looked_at_is_a_problem_and_without_a_runtime_no_second_one() -> None:
+    found = (await look(network=StandingNetwork(hidden=True))).inventory
+    assert (found.interfaces, found.route_address) == ((), "")
+    assert any("may not enter" in problem for problem in found.problems)
+    assert len((await look(network=StandingNetwork(hidden=True), engine=StandingEngine(down=True))).inventory.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "network", "address"),
+    [
+        ("203.0.113.7", StandingNetwork(), "203.0.113.7"),  # what an operator says stands, also behind NAT
+        ("127.0.0.1", StandingNetwork(), "127.0.0.1"),  # a Fleet of one machine
+        ("host-a", StandingNetwork(route="192.168.9.5"), "192.168.9.5"),
+        ("host-a", StandingNetwork(route="10.9.9.9"), "10.0.0.5"),  # by another way than the name says: the name is the word
+        ("host-a", StandingNetwork(names={"host-a": ("127.0.1.1",), "gateway": ("10.0.0.99",)}), "10.0.0.5"),  # Debian's /etc/hosts
+        ("host-a", StandingNetwork(names={}), ""),
+        ("", StandingNetwork(), "10.0.0.5"),
+        ("host-a", StandingNetwork(route="", names={}), ""),
+    ],
+)
+async def test_route_address_is_what_was_said_or_what_the_route_says(said: str, network: StandingNetwork, address: str) -> None:
+    """L-H5, L-H6: a name is resolved here, and never to an address that every host has when another one leads to peers."""
+    assert await route_address(Reach(said, "gateway"), network) == address
+
+
+def test_reach_takes_the_host_of_a_gateway_target() -> None:
+    assert reach_of("a", "gw.example:8443") == Reach("a", "gw.example")
+    assert reach_of("a", "[2001:db8::1]:8443") == Reach("a", "2001:db8::1")
+    assert reach_of("a", "") == Reach("a", "")
 
 
 async def test_survey_grants_only_the_cards_of_the_budget() -> None:

@@ -15,7 +15,7 @@ from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.frames import ReconcileDone
 from tuneplane.domain.ids import NodeId
 from tuneplane.domain.node_member import Grants
-from tuneplane.domain.node_ports import Engine
+from tuneplane.domain.node_ports import Engine, Network
 from tuneplane.nodeside.board import Board
 from tuneplane.nodeside.core import NodeCore
 from tuneplane.nodeside.journal import open_journal
@@ -54,6 +54,7 @@ async def test_session_whose_epoch_cannot_be_journalled_ends_with_that_reason_an
                 journal=journal,
                 engine=cast(Engine, None),  # a session asks nothing of the runtime
                 machine=LinuxMachine(),
+                network=cast(Network, None),  # nor of the network
                 logs=LogStore(tmp_path / "logs", ThreadRunner()),
                 disk=ThreadRunner(),
                 timings=FAST,

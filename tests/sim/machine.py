@@ -15,6 +15,7 @@ from pathlib import Path
 import trio
 from attrs import define, field
 
+from tuneplane.domain.fleets import Interface
 from tuneplane.domain.ids import MemberId, NodeId
 from tuneplane.domain.node_member import LABEL_FENCE, LABEL_MEMBER
 from tuneplane.domain.node_ports import ContainerSpec, ContainerState, EngineRefused, Refusal
@@ -233,3 +234,30 @@ class SimClocks:
 
     def now(self) -> datetime:
         return self.life.clock()
+
+
+@define(eq=False)
+class SimNetwork:
+    """The Network port: one card with an address of its own, and nothing foreign that listens."""
+
+    machine: SimMachine
+
+    @property
+    def address(self) -> str:
+        return f"10.0.0.{1 + int(''.join(filter(str.isdigit, self.machine.node)) or 0) % 250}"
+
+    async def interfaces(self) -> tuple[Interface, ...]:
+        await trio.lowlevel.checkpoint()
+        return (Interface(name="eth0", addresses=(self.address,)), Interface(name="lo"))
+
+    async def source_towards(self, address: str) -> str:
+        await trio.lowlevel.checkpoint()
+        return self.address
+
+    async def taken(self, ports: tuple[int, ...]) -> tuple[int, ...]:
+        await trio.lowlevel.checkpoint()
+        return ()
+
+    async def resolve(self, name: str) -> tuple[str, ...]:
+        await trio.lowlevel.checkpoint()
+        return (self.address,)

@@ -34,7 +34,7 @@ from tuneplane.wire.link import run_node_session
 from .clock import SimClock, sleep, sleep_until
 from .engine import SimEngine
 from .fate import LIFE, Fate, Life
-from .machine import SimClocks, SimMachine
+from .machine import SimClocks, SimMachine, SimNetwork
 from .stream import TLS, Network
 from .twin import Database, Twin
 from .weather import Outages, Storm
@@ -184,6 +184,7 @@ class NodeDaemon(Process):
                 journal=journal,
                 engine=SimEngine(machine, life, ground.clock),
                 machine=clocks,
+                network=SimNetwork(machine),
                 logs=LogStore(state_dir / "logs", run_inline),
                 disk=run_inline,
                 timings=ground.timings,

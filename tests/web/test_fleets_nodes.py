@@ -11,7 +11,7 @@ import trio
 
 from tests.web.support import now, open_server
 from tests.web.world import connect_node, join_body, join_node, make_fleet, ready_node
-from tuneplane.domain.fleets import Gpu
+from tuneplane.domain.fleets import Gpu, Interface
 from tuneplane.domain.ids import FleetId, NodeId
 from tuneplane.domain.secrets import secret_hash
 
@@ -250,6 +250,10 @@ async def test_active_node_is_not_removed_without_force_and_force_is_audited(
         {"memory_bytes": -1},
         {"hostname": "x" * 2000},
         {"problems": ["x"] * 100},
+        {"interfaces": [Interface(name="eth0", addresses=("host-a",))]},
+        {"interfaces": [Interface(name="")]},
+        {"interfaces": [Interface(name="eth0")] * 300},
+        {"route_address": "host-a"},
     ],
 )
 async def test_impossible_inventory_is_refused(database: str, tmp_path: Path, change: dict[str, Any]) -> None:

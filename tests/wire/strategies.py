@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from tuneplane.domain.fleets import Budgets, Gpu, Inventory
+from tuneplane.domain.fleets import Budgets, Gpu, Interface, Inventory
 from tuneplane.domain.frames import (
     Command,
     CommandAnswer,
@@ -52,6 +52,10 @@ budgets = st.builds(
     port_last=st.integers(30000, 65535),
     staging_bytes=counts,
 )
+addresses = st.ip_addresses().map(str)
+interfaces = st.builds(
+    Interface, name=st.from_regex(r"[a-z][a-z0-9.@_-]{0,14}", fullmatch=True), addresses=st.lists(addresses, max_size=2).map(tuple)
+)
 inventories = st.builds(
     Inventory,
     hostname=texts,
@@ -66,6 +70,8 @@ inventories = st.builds(
     storage_root_seen=st.booleans(),
     budgets=budgets,
     problems=st.lists(texts, max_size=3).map(tuple),
+    interfaces=st.lists(interfaces, max_size=3).map(tuple),
+    route_address=st.just("") | addresses,
 )
 progress = st.builds(Progress, phase=codes, done=counts, total=counts, unit=codes)
 

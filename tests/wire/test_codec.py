@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.sessions import hello, now, observation, stop_command
-from tuneplane.domain.frames import LOG_CHUNK_BYTES, CommandAnswer, GatewayFrame, LogChunk, LogPiece, LogQuery, NodeFrame
+from tuneplane.domain.frames import LOG_CHUNK_BYTES, CommandAnswer, GatewayFrame, InventoryReport, LogChunk, LogPiece, LogQuery, NodeFrame
 from tuneplane.domain.ids import OperationId
 from tuneplane.wire import fields
 from tuneplane.wire.fields import FrameError
@@ -172,3 +173,29 @@ def test_frames_are_values_of_the_domain() -> None:
     assert type(decode_node_frame(encode_node_frame(hello()))).__module__ == "tuneplane.domain.frames"
     back = decode_gateway_frame(encode_gateway_frame(evolve(stop_command(), session_epoch=3)))
     assert type(back).__module__ == "tuneplane.domain.frames"
+
+
+def test_inventory_of_a_node_from_before_interfaces_is_still_read() -> None:
+    """Golden: the bytes that a Node of that release sends."""
+    report = decode_node_frame((Path(__file__).parents[1] / "golden" / "inventory-frame-1.bin").read_bytes())
+    assert isinstance(report, InventoryReport)
+    assert (report.inventory.hostname, report.inventory.interfaces, report.inventory.route_address) == ("gpu-a", (), "")
+    assert (report.inventory.budgets.port_first, report.inventory.gpus[0].uuid) == (20000, "GPU-0")
+
+
+@pytest.mark.parametrize(
+    ("inventory", "field"),
+    [
+        ({"interfaces": [pb.Interface(name="bond 0")]}, "interface.name"),
+        ({"interfaces": [pb.Interface(name="a" * 16)]}, "interface.name"),
+        ({"interfaces": [pb.Interface(name="eth0", addresses=["host-a"])]}, "interface.addresses"),
+        ({"interfaces": [pb.Interface(name="eth0")] * 257}, "inventory.interfaces"),
+        ({"route_address": "host-a"}, "inventory.route_address"),
+    ],
+)
+def test_inventory_with_a_network_that_is_none_is_refused(inventory: dict[str, Any], field: str) -> None:
+    budgets = pb.Budgets(port_first=1, port_last=2)
+    report = pb.InventoryReport(inventory=pb.Inventory(budgets=budgets, **inventory), digest="sha256:" + "0" * 64)
+    with pytest.raises(FrameError) as caught:
+        decode_node_frame(pb.NodeFrame(inventory=report).SerializeToString())
+    assert caught.value.field == field

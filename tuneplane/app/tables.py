@@ -32,7 +32,7 @@ def nodes_table(nodes: list[Row]) -> Table:
         table.add_row(
             node["id"],
             node["fleet"],
-            node["address"],
+            _reached(node),
             node["connection"]["state"],
             node["scheduling"]["state"],
             _share(capacity, "cpu_millis", 1000.0, ""),
@@ -41,6 +41,12 @@ def nodes_table(nodes: list[Row]) -> Table:
             Text("yes", "green") if ready["value"] else Text("no: " + "; ".join(ready["reasons"]), "yellow"),
         )
     return table
+
+
+def _reached(node: Row) -> str:
+    """The address that was enrolled, and the numeric one that gangs use where it is another."""
+    numeric = (node.get("inventory") or {}).get("route_address") or ""
+    return f"{node['address']} ({numeric})" if numeric not in ("", node["address"]) else str(node["address"])
 
 
 def jobs_table(jobs: list[Row]) -> Table:

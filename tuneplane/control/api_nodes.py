@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from attrs import asdict, evolve, field, frozen
 
+from tuneplane.domain.addresses import is_numeric
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused
 from tuneplane.domain.fleets import (
     Budgets,
@@ -17,6 +18,7 @@ from tuneplane.domain.fleets import (
     Delivery,
     Fleet,
     Gpu,
+    Interface,
     Inventory,
     Node,
     NodeState,
@@ -37,6 +39,7 @@ HOST_NAME = re.compile(r"^(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-
 MOST_SECRET = 200  # characters of a Join Token as sent: ours have 47
 MOST_GPUS = 64  # cards in one machine; the JobSpec's own bound for gpus_per_node
 MOST_PROBLEMS = 64  # a machine has a handful
+MOST_INTERFACES = 256  # as many as a frame of the session may carry
 MOST_TEXT = 1024  # characters of any text in an inventory
 MOST_REASON = 500  # characters of an operator's reason
 
@@ -87,6 +90,8 @@ class InventoryAnswer:
     storage_root_seen: bool
     budgets: Budgets
     problems: tuple[str, ...]
+    interfaces: tuple[Interface, ...]
+    route_address: str
 
 
 @frozen(kw_only=True)
@@ -275,6 +280,7 @@ def _check_inventory(inventory: Inventory) -> None:
         raise InvalidInput("inventory", f"a text in it has more than {MOST_TEXT} characters")
     if len(inventory.gpus) > MOST_GPUS:
         raise InvalidInput("inventory.gpus", f"at most {MOST_GPUS}")
+    _check_network(inventory)
     if len(inventory.problems) > MOST_PROBLEMS:
         raise InvalidInput("inventory.problems", f"at most {MOST_PROBLEMS}")
     if inventory.cpu_count < 1 or inventory.memory_bytes < 1:
@@ -282,3 +288,13 @@ def _check_inventory(inventory: Inventory) -> None:
     for what in ("uuid", "index"):
         if len({getattr(gpu, what) for gpu in inventory.gpus}) != len(inventory.gpus):
             raise InvalidInput("inventory.gpus", f"two cards have the same {what}")
+
+
+def _check_network(inventory: Inventory) -> None:
+    if len(inventory.interfaces) > MOST_INTERFACES or any(len(one.addresses) > MOST_INTERFACES for one in inventory.interfaces):
+        raise InvalidInput("inventory.interfaces", f"at most {MOST_INTERFACES}, with as many addresses each")
+    addresses = [address for one in inventory.interfaces for address in one.addresses]
+    if not all(map(is_numeric, addresses)) or (inventory.route_address and not is_numeric(inventory.route_address)):
+        raise InvalidInput("inventory.interfaces", "addresses must be numeric")
+    if any(not 1 <= len(one.name) <= 15 for one in inventory.interfaces):
+        raise InvalidInput("inventory.interfaces", "a name has 1 to 15 characters")

@@ -121,6 +121,14 @@ class Budgets:
 
 
 @frozen(kw_only=True)
+class Interface:
+    """A network interface as workloads see it, and its numeric addresses that peers could use, the best one first."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
 class Inventory:
     """What the machine says about itself. ``problems`` are the Node's own reasons for not being ready."""
 
@@ -136,6 +144,8 @@ class Inventory:
     storage_root_seen: bool = False
     budgets: Budgets = Budgets()
     problems: tuple[str, ...] = ()
+    interfaces: tuple[Interface, ...] = ()  # of the network that workloads get; only those with an address
+    route_address: str = ""  # numeric: by which peers reach this machine; "" when it cannot be told
 
 
 @frozen(kw_only=True)

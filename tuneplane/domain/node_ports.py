@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from attrs import Factory, frozen
 
 from .errors import TuneplaneError
-from .fleets import Gpu
+from .fleets import Gpu, Interface
 
 T = TypeVar("T")
 
@@ -188,6 +188,32 @@ class Machine(Protocol):
 
     def now(self) -> datetime:
         """UTC."""
+
+
+class NetworkHidden(TuneplaneError):
+    """The network that workloads get cannot be looked at."""
+
+    code = "network-hidden"
+
+
+class Network(Protocol):
+    """The network that workloads get, which is the container runtime's: with host networking that is theirs (R-LCH-11).
+
+    Every method is bounded in time by itself. Those that look inside raise EngineDown when no runtime answers, and
+    NetworkHidden when its network cannot be looked at.
+    """
+
+    async def interfaces(self) -> tuple[Interface, ...]:
+        """All of them, also those without an address that peers could use."""
+
+    async def source_towards(self, address: str) -> str:
+        """Our numeric address on the route to the numeric ``address``; "" without a route."""
+
+    async def taken(self, ports: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of ``ports`` on which something listens already."""
+
+    async def resolve(self, name: str) -> tuple[str, ...]:
+        """The numeric addresses of a host name, in an order that does not change; () when it has none."""
 
 
 @frozen(kw_only=True)

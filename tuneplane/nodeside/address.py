@@ -6,6 +6,10 @@ import ipaddress
 import socket
 
 import trio
+from attrs import frozen
+
+from tuneplane.domain.addresses import is_numeric, is_routable
+from tuneplane.domain.node_ports import EngineDown, Network, NetworkHidden
 
 
 async def find_address(console_host: str) -> str:
@@ -29,3 +33,40 @@ async def _source_address(host: str) -> str:
     with trio.socket.socket(family, socket.SOCK_DGRAM) as probe:
         await probe.connect(target)
         return str(probe.getsockname()[0])
+
+
+@frozen
+class Reach:
+    """What the operator or the join said of how this machine is reached, and the host by which it reaches its gateway."""
+
+    address: str
+    gateway_host: str
+
+
+def reach_of(address: str, target: str) -> Reach:
+    """``target`` is HOST:PORT of a gateway, [HOST]:PORT for IPv6, or "" when there is none yet."""
+    return Reach(address, target.rpartition(":")[0].strip("[]"))
+
+
+async def route_address(reach: Reach, network: Network) -> str:
+    """The one numeric address by which peers reach this machine, or "" when that cannot be told.
+
+    An address is taken as it was said. A name may stand for every address of the machine, that of docker0 among them
+    (L-H5): then the one that the machine itself uses towards its gateway is the right one.
+    """
+    if is_numeric(reach.address):
+        return reach.address
+    route = await _route(reach.gateway_host, network)
+    named = [one for one in await network.resolve(reach.address) if is_routable(one)] if reach.address else []
+    return route if route in named or not named else named[0]
+
+
+async def _route(gateway_host: str, network: Network) -> str:
+    for gateway in [gateway_host] if is_numeric(gateway_host) else await network.resolve(gateway_host) if gateway_host else ():
+        try:
+            source = await network.source_towards(gateway)
+        except (EngineDown, NetworkHidden):
+            return ""
+        if source and is_routable(source):
+            return source
+    return ""

@@ -10,7 +10,7 @@ from attrs import define, evolve, field, frozen
 from tuneplane.domain.frames import Progress
 from tuneplane.domain.ids import FleetId, MemberId, NodeId
 from tuneplane.domain.node_member import Grants, Place
-from tuneplane.domain.node_ports import Engine, Machine, Runner
+from tuneplane.domain.node_ports import Engine, Machine, Network, Runner
 from tuneplane.domain.timings import Timings
 
 from .journal import Journal
@@ -75,6 +75,7 @@ class NodeCore:
     journal: Journal
     engine: Engine
     machine: Machine
+    network: Network
     logs: LogStore
     disk: Runner  # small files of the state directory
     timings: Timings

@@ -13,6 +13,7 @@ from tuneplane.domain.node_ports import Machine
 from tuneplane.wire.link import run_node_session
 from tuneplane.wire.tls import client_context
 
+from .address import reach_of
 from .board import Board
 from .cards import read_cards
 from .config import NodeConfig, prepare_state_dir
@@ -26,6 +27,7 @@ from .locks import hold_runtime, hold_state_dir
 from .logs import LogStore
 from .machine import LinuxMachine
 from .member_actors import Steward
+from .network import LinuxNetwork
 from .runner import ThreadRunner
 from .session import Dial, SessionActor
 
@@ -64,6 +66,7 @@ async def open_node(config: NodeConfig, *, machine: Machine | None = None, cards
                 journal=journal,
                 engine=engine,
                 machine=machine or LinuxMachine(),
+                network=LinuxNetwork(socket),
                 logs=LogStore(config.state_dir / "logs", ThreadRunner()),
                 disk=ThreadRunner(),
                 timings=config.timings,
@@ -77,7 +80,7 @@ def node_root(core: NodeCore, config: NodeConfig, dial: Dial, cards: CardReader 
 
     The steward starts again together with the members' pool (it holds the pool), the session with the steward.
     """
-    board = Board()
+    board, reach = Board(), reach_of(dial.address, dial.target)
     return SupervisorSpec(
         name="node",
         strategy=Strategy.REST_FOR_ONE,
@@ -86,7 +89,7 @@ def node_root(core: NodeCore, config: NodeConfig, dial: Dial, cards: CardReader 
             ChildSpec(name="steward", factory=lambda: Steward(core), start_seconds=60.0),
             ChildSpec(
                 name="inventory",
-                factory=lambda: InventoryActor(core, board, config.budgets, config.storage_root, cards),
+                factory=lambda: InventoryActor(core, board, config.budgets, config.storage_root, cards, reach),
             ),
             ChildSpec(name="session", factory=lambda: SessionActor(core, board, dial)),
         ),
@@ -108,11 +111,20 @@ async def make_dial(config: NodeConfig, identity: Identity) -> Dial:
 
 async def look_at_machine(config: NodeConfig, *, cards: CardReader = read_cards) -> Inventory:
     """The inventory that a join reports (R-ENR-05). InvalidInput when no container runtime is there."""
+    socket = config.runtime_socket or find_socket(config.runtime)
     async with open_engine(
         runtime=config.runtime,
-        socket_path=config.runtime_socket,
+        socket_path=socket,
         insecure_registries=config.insecure_registries,
         call_seconds=config.timings.engine_call,
     ) as engine:
-        found = await survey(budgets=config.budgets, storage_root=config.storage_root, mark="join", engine=engine, read_cards=cards)
+        found = await survey(
+            budgets=config.budgets,
+            storage_root=config.storage_root,
+            mark="join",
+            engine=engine,
+            network=LinuxNetwork(socket),
+            reach=reach_of(config.address, config.gateway),
+            read_cards=cards,
+        )
     return found.inventory

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,6 +33,7 @@ from tuneplane.domain.node_ports import (
 
 from .engine_http import Body, Demux, EngineHttp, refused
 from .engine_logfile import LogFile, open_log_file
+from .engine_peer import engine_pid
 from .engine_pull import read_pull
 from .engine_specs import LOG_DRIVER, docker_body, libpod_body, read_container, read_summary
 
@@ -45,7 +44,6 @@ LIBPOD = "/v4.0.0/libpod"
 HALF_REMOVED = "removing"
 HALF_CREATED = "storage"  # state of storage that a create was cut off from
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
-INSTANCE_SECONDS = 1.0  # a local connect is at once; one to a stuck dockerd's full backlog must not hold the daemon
 WAIT_SECONDS = 300.0  # one wait; the caller inspects and waits again, so a lost answer costs this at most
 NOTICE_MILLISECONDS = 250  # how often Podman looks for the end of a container
 NOTICE_SOON_MILLISECONDS = 20  # the same while a person waits for a stop
@@ -334,13 +332,7 @@ def docker_instance(path: Path) -> str:
     Behind a socket that systemd opened the peer is systemd; then the pid file is asked, and without one a restart
     cannot be told. (Podman has no such process: conmon keeps each container and its exit code.)
     """
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(INSTANCE_SECONDS)
-        try:
-            probe.connect(str(path))
-            pid = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        except OSError as error:
-            raise EngineDown(f"the container runtime at {path} does not answer: {error}") from error
+    pid = engine_pid(path)
     try:
         pid = int(DOCKER_PID_FILE.read_text()) if pid <= 1 else pid
         started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]

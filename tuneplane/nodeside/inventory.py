@@ -9,12 +9,15 @@ from collections.abc import Awaitable, Callable
 from attrs import frozen
 
 from tuneplane.domain import codec
-from tuneplane.domain.fleets import Budgets, Inventory
+from tuneplane.domain.fleets import Budgets, Interface, Inventory
 from tuneplane.domain.node_member import Grants
-from tuneplane.domain.node_ports import Cards, Engine, EngineDown, EngineInfo, EngineRefused, EngineUnclear
+from tuneplane.domain.node_ports import Cards, Engine, EngineDown, EngineInfo, EngineRefused, EngineUnclear, Network, NetworkHidden
 
+from .address import Reach, route_address
 from .machine import node_version
 from .storage_probe import StorageSight, probe_storage
+
+MAX_INTERFACES = 64  # with addresses of their own: more than any machine has, unless each container brings one
 
 CardReader = Callable[[], Awaitable[Cards]]
 
@@ -29,16 +32,26 @@ class Survey:
 
 
 async def survey(
-    *, budgets: Budgets, storage_root: str, mark: str, engine: Engine, read_cards: CardReader, alarms: tuple[str, ...] = ()
+    *,
+    budgets: Budgets,
+    storage_root: str,
+    mark: str,
+    engine: Engine,
+    network: Network,
+    reach: Reach,
+    read_cards: CardReader,
+    alarms: tuple[str, ...] = (),
 ) -> Survey:
     """Look once; bounded in time by its parts, raises nothing. ``mark`` names the probe file, ``alarms`` are others' problems."""
     info, engine_problem = await _ask_engine(engine)
+    interfaces, network_problem = await _ask_network(network) if info is not None else ((), "")
     cards = await read_cards()
     sight = await probe_storage(storage_root, mark) if storage_root else StorageSight(False)
     gpu_runtime = info is not None and info.gpu_runtime
     problems = (
         *missing_budgets(budgets),
         *([engine_problem] if engine_problem else []),
+        *([network_problem] if network_problem else []),
         *card_problems(budgets, cards, gpu_runtime),
         *([sight.problem] if sight.problem else []),
         *alarms,
@@ -56,11 +69,22 @@ async def survey(
         storage_root_seen=sight.seen,
         budgets=budgets,
         problems=problems,
+        interfaces=interfaces,
+        route_address=await route_address(reach, network) if interfaces else "",
     )
     granted = frozenset(card.uuid for card in cards.gpus if card.index in (budgets.gpu_indexes or ()))
     return Survey(
         inventory, Grants(budgets=budgets, gpu_uuids=granted, storage_root=storage_root), codec.digest(codec.canonical(inventory))
     )
+
+
+async def _ask_network(network: Network) -> tuple[tuple[Interface, ...], str]:
+    """The interfaces that a gang could use: those of containers and tunnels come and go, but have no such address."""
+    try:
+        found = await network.interfaces()
+    except (EngineDown, NetworkHidden, OSError) as error:
+        return (), f"the network of workloads cannot be looked at: {error}"
+    return tuple(one for one in found if one.addresses)[:MAX_INTERFACES], ""
 
 
 async def _ask_engine(engine: Engine) -> tuple[EngineInfo | None, str]:

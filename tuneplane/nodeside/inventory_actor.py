@@ -11,6 +11,7 @@ from tuneplane.actors import Actor, Context, MailboxSpec
 from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.node_ports import EngineDown, EngineRefused, EngineUnclear
 
+from .address import Reach
 from .board import Board
 from .core import NodeCore
 from .inventory import CardReader, survey
@@ -27,6 +28,7 @@ class InventoryActor(Actor):
     budgets: Budgets
     storage_root: str
     read_cards: CardReader
+    reach: Reach
 
     async def run(self, context: Context) -> None:
         with context.until_stopping():
@@ -43,6 +45,8 @@ class InventoryActor(Actor):
             storage_root=self.storage_root,
             mark=self.core.node,
             engine=self.core.engine,
+            network=self.core.network,
+            reach=self.reach,
             read_cards=self.read_cards,
             alarms=alarms,
         )

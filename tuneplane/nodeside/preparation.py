@@ -12,7 +12,7 @@ from tuneplane.domain.faultpoint import fault_point
 from tuneplane.domain.frames import Progress
 from tuneplane.domain.ids import MemberId
 from tuneplane.domain.node_member import NodeMember
-from tuneplane.domain.node_ports import EngineUnclear, PullFailed, PullProgress
+from tuneplane.domain.node_ports import EngineUnclear, Network, NetworkHidden, PullFailed, PullProgress
 from tuneplane.domain.plan import MemberPlan
 
 from .core import NodeCore
@@ -42,10 +42,40 @@ async def prepare(core: NodeCore, record: NodeMember, plan: MemberPlan) -> Unfit
             await make_output_directory(plan.storage_root, plan.output_dir)
     except StorageTrouble as error:
         return Unfit(error.code, str(error))
+    trouble = await check_network(core.network, plan)
+    if trouble is not None:
+        return trouble
     core.note_progress(record.member, Progress(phase="pull"))
     problem = await _fetch_image(core, record.member, plan.image)
     core.note_progress(record.member, None)
     return problem
+
+
+async def check_network(network: Network, plan: MemberPlan) -> Unfit | None:
+    """What the plan says of the network must be true where the workload will run (R-LCH-11), and its ports must be free.
+
+    A port that something foreign listens on is no port to lease: another attempt leases another one.
+    """
+    try:
+        trouble = await _check_interface(network, plan) if plan.interface is not None else None
+        taken = await network.taken(plan.ports)
+    except NetworkHidden as error:
+        return Unfit(error.code, str(error))
+    if trouble is None and taken:
+        ports = ", ".join(map(str, taken))
+        return Unfit("port-taken", f"port {ports} was leased to this member, but another program of this machine listens on it")
+    return trouble
+
+
+async def _check_interface(network: Network, plan: MemberPlan) -> Unfit | None:
+    there = {one.name: one.addresses for one in await network.interfaces()}
+    if plan.interface not in there:
+        names = ", ".join(sorted(there))
+        return Unfit("no-interface", f"interface {plan.interface} does not exist where containers run on this machine; there are {names}")
+    if plan.world > 1 and plan.address not in there[plan.interface]:
+        now = ", ".join(there[plan.interface]) or "no address that peers could use"
+        return Unfit("no-interface", f"interface {plan.interface} has {now}, not {plan.address} that the plan gives to the peers")
+    return None
 
 
 async def _fetch_image(core: NodeCore, member: MemberId, image: str) -> Unfit | None:

@@ -6,6 +6,8 @@ import math
 import re
 from datetime import UTC, datetime, timedelta
 
+from ..domain.addresses import is_numeric
+
 MAX_ID_LENGTH = 160  # an operation id is a member id and a kind: a slug of 63 and change
 MAX_CODE_LENGTH = 64
 MAX_VERSION_LENGTH = 64
@@ -22,6 +24,7 @@ _LATEST_MICROS = (LATEST - _EPOCH) // timedelta(microseconds=1)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]*")
 _CODE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+INTERFACE_NAME = re.compile(r"[!-.0-~]{1,15}")  # no blank, no slash
 _PRINTABLE = re.compile(r"[ -~]*")
 
 
@@ -50,6 +53,25 @@ def code(value: str, field: str) -> str:
     """A kebab-case code or the empty string."""
     if value and (len(value) > MAX_CODE_LENGTH or not _CODE.fullmatch(value)):
         raise FrameError(field, f"must be a kebab-case code of at most {MAX_CODE_LENGTH} characters")
+    return value
+
+
+def address(value: str, field: str) -> str:
+    """A numeric IP address."""
+    if len(value) > MAX_VERSION_LENGTH or not is_numeric(value):
+        raise FrameError(field, "must be a numeric IP address")
+    return value
+
+
+def optional_address(value: str, field: str) -> str:
+    """A numeric IP address or the empty string."""
+    return address(value, field) if value else value
+
+
+def interface_name(value: str, field: str) -> str:
+    """As the kernel allows it."""
+    if not INTERFACE_NAME.fullmatch(value):
+        raise FrameError(field, "must be an interface name of 1 to 15 printable characters")
     return value
 
 

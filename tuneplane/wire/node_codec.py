@@ -7,7 +7,6 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from ..domain.fleets import Budgets, Gpu, Inventory
 from ..domain.frames import (
     LOG_CHUNK_BYTES,
     CommandAnswer,
@@ -24,6 +23,7 @@ from ..domain.ids import FleetId, JournalId, MemberId, NodeId, OperationId
 from ..domain.launch_table import MemberPhase
 from . import fields as f
 from .fields import FrameError
+from .inventory_codec import decode_inventory, encode_inventory
 from .pb import session_pb2 as pb
 
 PHASES = {
@@ -38,9 +38,7 @@ PHASES = {
     MemberPhase.UNKNOWN: pb.MEMBER_PHASE_UNKNOWN,
 }
 _PHASE_OF = {number: phase for phase, number in PHASES.items()}
-MAX_PATH_BYTES = 4096  # PATH_MAX
 MAX_PROTOCOL = 2**16
-MAX_PORT = 65535
 
 
 def decode_node_frame(data: bytes) -> NodeFrame:
@@ -104,83 +102,6 @@ def _decode_heartbeat(m: pb.Heartbeat) -> Heartbeat:
 
 def _encode_heartbeat(v: Heartbeat) -> pb.Heartbeat:
     return pb.Heartbeat(sequence=v.sequence, inventory_digest=v.inventory_digest, sent_at=f.micros(v.sent_at))
-
-
-# ---------------------------------------------------------------- inventory
-
-
-def _decode_gpu(m: pb.Gpu) -> Gpu:
-    return Gpu(
-        index=f.count(m.index, "gpu.index", f.MAX_ITEMS),
-        uuid=f.checked_id(m.uuid, "gpu.uuid"),
-        name=f.text(m.name, "gpu.name", 256),
-        memory_bytes=f.count(m.memory_bytes, "gpu.memory_bytes"),
-    )
-
-
-def _decode_budgets(m: pb.Budgets) -> Budgets:
-    f.few(len(m.gpus.indexes), "budgets.gpus")
-    first = f.count(m.port_first, "budgets.port_first", MAX_PORT, 1)
-    return Budgets(
-        cpu_millis=f.count(m.cpu_millis, "budgets.cpu_millis") if m.HasField("cpu_millis") else None,
-        memory_bytes=f.count(m.memory_bytes, "budgets.memory_bytes") if m.HasField("memory_bytes") else None,
-        gpu_indexes=tuple(f.count(i, "budgets.gpus", f.MAX_ITEMS) for i in m.gpus.indexes) if m.HasField("gpus") else None,
-        port_first=first,
-        port_last=f.count(m.port_last, "budgets.port_last", MAX_PORT, first),
-        staging_bytes=f.count(m.staging_bytes, "budgets.staging_bytes"),
-    )
-
-
-def _decode_inventory(m: pb.InventoryReport) -> InventoryReport:
-    i = m.inventory
-    f.few(len(i.gpus), "inventory.gpus")
-    f.few(len(i.problems), "inventory.problems")
-    inventory = Inventory(
-        hostname=f.text(i.hostname, "inventory.hostname", 255),
-        node_version=f.word(i.node_version, "inventory.node_version"),
-        cpu_count=f.count(i.cpu_count, "inventory.cpu_count", MAX_PROTOCOL),
-        memory_bytes=f.count(i.memory_bytes, "inventory.memory_bytes"),
-        gpus=tuple(_decode_gpu(gpu) for gpu in i.gpus),
-        driver_version=f.text(i.driver_version, "inventory.driver_version", 256),
-        runtime=f.text(i.runtime, "inventory.runtime", 256),
-        gpu_runtime=i.gpu_runtime,
-        storage_root=f.text(i.storage_root, "inventory.storage_root", MAX_PATH_BYTES),
-        storage_root_seen=i.storage_root_seen,
-        budgets=_decode_budgets(i.budgets),
-        problems=tuple(f.text(problem, "inventory.problems") for problem in i.problems),
-    )
-    return InventoryReport(inventory=inventory, digest=f.digest(m.digest, "inventory.digest"))
-
-
-def _encode_budgets(v: Budgets) -> pb.Budgets:
-    return pb.Budgets(
-        cpu_millis=v.cpu_millis,
-        memory_bytes=v.memory_bytes,
-        gpus=None if v.gpu_indexes is None else pb.GpuIndexes(indexes=v.gpu_indexes),
-        port_first=v.port_first,
-        port_last=v.port_last,
-        staging_bytes=v.staging_bytes,
-    )
-
-
-def _encode_inventory(v: InventoryReport) -> pb.InventoryReport:
-    i = v.inventory
-    gpus = [pb.Gpu(index=gpu.index, uuid=gpu.uuid, name=f.to_text(gpu.name, 256), memory_bytes=gpu.memory_bytes) for gpu in i.gpus]
-    inventory = pb.Inventory(
-        hostname=f.to_text(i.hostname, 255),
-        node_version=i.node_version,
-        cpu_count=i.cpu_count,
-        memory_bytes=i.memory_bytes,
-        gpus=gpus,
-        driver_version=f.to_text(i.driver_version, 256),
-        runtime=f.to_text(i.runtime, 256),
-        gpu_runtime=i.gpu_runtime,
-        storage_root=f.to_text(i.storage_root, MAX_PATH_BYTES),
-        storage_root_seen=i.storage_root_seen,
-        budgets=_encode_budgets(i.budgets),
-        problems=[f.to_text(problem) for problem in i.problems[: f.MAX_ITEMS]],
-    )
-    return pb.InventoryReport(inventory=inventory, digest=v.digest)
 
 
 # ---------------------------------------------------------------- answers and observations
@@ -280,7 +201,7 @@ def _encode_log(v: LogChunk) -> pb.LogChunk:
 _DECODERS: dict[str, Callable[[Any], NodeFrame]] = {
     "hello": _decode_hello,
     "heartbeat": _decode_heartbeat,
-    "inventory": _decode_inventory,
+    "inventory": decode_inventory,
     "answer": _decode_answer,
     "observation": _decode_observation,
     "reconcile_done": _decode_reconcile_done,
@@ -289,7 +210,7 @@ _DECODERS: dict[str, Callable[[Any], NodeFrame]] = {
 _ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     Hello: ("hello", _encode_hello),
     Heartbeat: ("heartbeat", _encode_heartbeat),
-    InventoryReport: ("inventory", _encode_inventory),
+    InventoryReport: ("inventory", encode_inventory),
     CommandAnswer: ("answer", _encode_answer),
     Observation: ("observation", _encode_observation),
     ReconcileDone: ("reconcile_done", _encode_reconcile_done),

@@ -149,8 +149,16 @@ class Budgets(_message.Message):
     staging_bytes: int
     def __init__(self, cpu_millis: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Union[GpuIndexes, _Mapping[str, object]]] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., staging_bytes: _Optional[int] = ...) -> None: ...
 
+class Interface(_message.Message):
+    __slots__ = ("name", "addresses")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Inventory(_message.Message):
-    __slots__ = ("hostname", "node_version", "cpu_count", "memory_bytes", "gpus", "driver_version", "runtime", "gpu_runtime", "storage_root", "storage_root_seen", "budgets", "problems")
+    __slots__ = ("hostname", "node_version", "cpu_count", "memory_bytes", "gpus", "driver_version", "runtime", "gpu_runtime", "storage_root", "storage_root_seen", "budgets", "problems", "interfaces", "route_address")
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
     NODE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CPU_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +171,8 @@ class Inventory(_message.Message):
     STORAGE_ROOT_SEEN_FIELD_NUMBER: _ClassVar[int]
     BUDGETS_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    INTERFACES_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     hostname: bytes
     node_version: str
     cpu_count: int
@@ -175,7 +185,9 @@ class Inventory(_message.Message):
     storage_root_seen: bool
     budgets: Budgets
     problems: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, hostname: _Optional[bytes] = ..., node_version: _Optional[str] = ..., cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping[str, object]]]] = ..., driver_version: _Optional[bytes] = ..., runtime: _Optional[bytes] = ..., gpu_runtime: _Optional[bool] = ..., storage_root: _Optional[bytes] = ..., storage_root_seen: _Optional[bool] = ..., budgets: _Optional[_Union[Budgets, _Mapping[str, object]]] = ..., problems: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    interfaces: _containers.RepeatedCompositeFieldContainer[Interface]
+    route_address: str
+    def __init__(self, hostname: _Optional[bytes] = ..., node_version: _Optional[str] = ..., cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping[str, object]]]] = ..., driver_version: _Optional[bytes] = ..., runtime: _Optional[bytes] = ..., gpu_runtime: _Optional[bool] = ..., storage_root: _Optional[bytes] = ..., storage_root_seen: _Optional[bool] = ..., budgets: _Optional[_Union[Budgets, _Mapping[str, object]]] = ..., problems: _Optional[_Iterable[bytes]] = ..., interfaces: _Optional[_Iterable[_Union[Interface, _Mapping[str, object]]]] = ..., route_address: _Optional[str] = ...) -> None: ...
 
 class InventoryReport(_message.Message):
     __slots__ = ("inventory", "digest")

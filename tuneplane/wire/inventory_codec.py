@@ -1,0 +1,99 @@
+"""A Node's inventory, as protobuf and as a domain value."""
+
+from __future__ import annotations
+
+from ..domain.fleets import Budgets, Gpu, Interface, Inventory
+from ..domain.frames import InventoryReport
+from . import fields as f
+from .pb import session_pb2 as pb
+
+MAX_PATH_BYTES = 4096  # PATH_MAX
+MAX_CPUS = 2**16
+MAX_PORT = 65535
+
+
+def _decode_gpu(m: pb.Gpu) -> Gpu:
+    return Gpu(
+        index=f.count(m.index, "gpu.index", f.MAX_ITEMS),
+        uuid=f.checked_id(m.uuid, "gpu.uuid"),
+        name=f.text(m.name, "gpu.name", 256),
+        memory_bytes=f.count(m.memory_bytes, "gpu.memory_bytes"),
+    )
+
+
+def _decode_budgets(m: pb.Budgets) -> Budgets:
+    f.few(len(m.gpus.indexes), "budgets.gpus")
+    first = f.count(m.port_first, "budgets.port_first", MAX_PORT, 1)
+    return Budgets(
+        cpu_millis=f.count(m.cpu_millis, "budgets.cpu_millis") if m.HasField("cpu_millis") else None,
+        memory_bytes=f.count(m.memory_bytes, "budgets.memory_bytes") if m.HasField("memory_bytes") else None,
+        gpu_indexes=tuple(f.count(i, "budgets.gpus", f.MAX_ITEMS) for i in m.gpus.indexes) if m.HasField("gpus") else None,
+        port_first=first,
+        port_last=f.count(m.port_last, "budgets.port_last", MAX_PORT, first),
+        staging_bytes=f.count(m.staging_bytes, "budgets.staging_bytes"),
+    )
+
+
+def _decode_interface(m: pb.Interface) -> Interface:
+    f.few(len(m.addresses), "interface.addresses")
+    return Interface(
+        name=f.interface_name(m.name, "interface.name"),
+        addresses=tuple(f.address(one, "interface.addresses") for one in m.addresses),
+    )
+
+
+def decode_inventory(m: pb.InventoryReport) -> InventoryReport:
+    i = m.inventory
+    f.few(len(i.gpus), "inventory.gpus")
+    f.few(len(i.problems), "inventory.problems")
+    f.few(len(i.interfaces), "inventory.interfaces")
+    inventory = Inventory(
+        hostname=f.text(i.hostname, "inventory.hostname", 255),
+        node_version=f.word(i.node_version, "inventory.node_version"),
+        cpu_count=f.count(i.cpu_count, "inventory.cpu_count", MAX_CPUS),
+        memory_bytes=f.count(i.memory_bytes, "inventory.memory_bytes"),
+        gpus=tuple(_decode_gpu(gpu) for gpu in i.gpus),
+        driver_version=f.text(i.driver_version, "inventory.driver_version", 256),
+        runtime=f.text(i.runtime, "inventory.runtime", 256),
+        gpu_runtime=i.gpu_runtime,
+        storage_root=f.text(i.storage_root, "inventory.storage_root", MAX_PATH_BYTES),
+        storage_root_seen=i.storage_root_seen,
+        budgets=_decode_budgets(i.budgets),
+        problems=tuple(f.text(problem, "inventory.problems") for problem in i.problems),
+        interfaces=tuple(_decode_interface(one) for one in i.interfaces),
+        route_address=f.optional_address(i.route_address, "inventory.route_address"),
+    )
+    return InventoryReport(inventory=inventory, digest=f.digest(m.digest, "inventory.digest"))
+
+
+def _encode_budgets(v: Budgets) -> pb.Budgets:
+    return pb.Budgets(
+        cpu_millis=v.cpu_millis,
+        memory_bytes=v.memory_bytes,
+        gpus=None if v.gpu_indexes is None else pb.GpuIndexes(indexes=v.gpu_indexes),
+        port_first=v.port_first,
+        port_last=v.port_last,
+        staging_bytes=v.staging_bytes,
+    )
+
+
+def encode_inventory(v: InventoryReport) -> pb.InventoryReport:
+    i = v.inventory
+    gpus = [pb.Gpu(index=gpu.index, uuid=gpu.uuid, name=f.to_text(gpu.name, 256), memory_bytes=gpu.memory_bytes) for gpu in i.gpus]
+    inventory = pb.Inventory(
+        hostname=f.to_text(i.hostname, 255),
+        node_version=i.node_version,
+        cpu_count=i.cpu_count,
+        memory_bytes=i.memory_bytes,
+        gpus=gpus,
+        driver_version=f.to_text(i.driver_version, 256),
+        runtime=f.to_text(i.runtime, 256),
+        gpu_runtime=i.gpu_runtime,
+        storage_root=f.to_text(i.storage_root, MAX_PATH_BYTES),
+        storage_root_seen=i.storage_root_seen,
+        budgets=_encode_budgets(i.budgets),
+        problems=[f.to_text(problem) for problem in i.problems[: f.MAX_ITEMS]],
+        interfaces=[pb.Interface(name=one.name, addresses=one.addresses) for one in i.interfaces],
+        route_address=i.route_address,
+    )
+    return pb.InventoryReport(inventory=inventory, digest=v.digest)
