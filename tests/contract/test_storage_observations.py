@@ -13,6 +13,7 @@ from tuneplane.domain.launch_table import (
     AttemptState,
     MemberPhase,
 )
+from tuneplane.domain.log_archive import NOTE
 
 N1 = NodeId("n1")
 JOB = JobId("job-a")
@@ -102,3 +103,19 @@ async def test_member_on_a_silent_node_is_shown_as_such(open_world: OpenWorld) -
         assert (await member(world)).node_silent_since is None
         await world.storage.close_session(N1, opened.epoch, "idle", world.now)
         assert (await member(world)).node_silent_since == world.now
+
+
+async def test_clean_up_whose_log_was_not_archived_says_so_once_and_leaves_the_cause_alone(open_world: OpenWorld) -> None:
+    """R-LCH-13, R-LCH-14: on the member, and as an event of the launch; how it ended is settled all the same."""
+    async with open_world() as world:
+        await world.node()
+        await world.launched()
+        said = f"{NOTE}the storage root is full"
+        ended = {"exit_code": 3, "reason_code": "stopped", "reason_detail": "stopped by ada"}
+        assert await world.see(MEMBER, MemberPhase.TERMINATED, **ended)
+        for _ in range(2):
+            await world.see(MEMBER, MemberPhase.TERMINATED, cleaned=True, exit_code=0, reason_detail=f"something else; {said}")
+        seen = await member(world)
+        assert (seen.exit_code, seen.reason_code, seen.reason_detail) == (3, "stopped", f"stopped by ada; {said}")
+        events = [event.detail for event in await world.storage.timeline(JOB, 100) if event.kind == "member.cleaned"]
+        assert events == [said]

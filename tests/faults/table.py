@@ -100,6 +100,7 @@ REACH: dict[str, Reach] = {
     "node.storage.mkdir": Reach(scenarios.launch),
     "node.logs.append": Reach(scenarios.launch),
     "node.logs.finish": Reach(scenarios.launch),
+    "node.logs.archive": Reach(scenarios.launch),
     "node.logs.delete": Reach(scenarios.forget),
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import trio
 from attrs import define, field
 
+from tests.support.engine import PlayNetwork
 from tests.support.podman import Podman
 from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
@@ -114,20 +115,45 @@ async def open_node(
     call_seconds: float = 20.0,
 ) -> AsyncIterator[TestNode]:
     """Start over whatever the journal and the runtime hold; leaving is a daemon that dies (nothing is stopped)."""
-    grants = Grants(budgets=budgets or Budgets(cpu_millis=64_000, memory_bytes=64 << 30, gpu_indexes=()), storage_root=storage_root)
     async with (
-        open_journal(private(state_dir), ThreadRunner()) as journal,
         open_engine(runtime="", socket_path=podman.socket, insecure_registries=frozenset(), call_seconds=call_seconds) as client,
-        trio.open_nursery() as nursery,
+        open_node_on(
+            state_dir,
+            engine(client),
+            node=node,
+            network=network or LinuxNetwork(podman.socket),
+            storage_root=storage_root,
+            machine=machine,
+            budgets=budgets,
+            timings=timings,
+        ) as opened,
     ):
+        yield opened
+
+
+@asynccontextmanager
+async def open_node_on(
+    state_dir: Path,
+    engine: Engine,
+    *,
+    node: str = "node-1",
+    storage_root: str = "",
+    machine: Machine | None = None,
+    network: Network | None = None,
+    budgets: Budgets | None = None,
+    timings: Timings | None = None,
+) -> AsyncIterator[TestNode]:
+    """The same over any container runtime."""
+    grants = Grants(budgets=budgets or Budgets(cpu_millis=64_000, memory_bytes=64 << 30, gpu_indexes=()), storage_root=storage_root)
+    async with open_journal(private(state_dir), ThreadRunner()) as journal, trio.open_nursery() as nursery:
         core = NodeCore(
             node=NodeId(node),
             fleet=FleetId("lab"),
             state_dir=state_dir,
             journal=journal,
-            engine=engine(client),
+            engine=engine,
             machine=machine or LinuxMachine(),
-            network=network or LinuxNetwork(podman.socket),
+            network=network or PlayNetwork(),
             logs=LogStore(state_dir / "logs", ThreadRunner()),
             disk=ThreadRunner(),
             timings=timings or Timings(),

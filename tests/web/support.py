@@ -19,6 +19,7 @@ from tuneplane.actors import System, open_system
 from tuneplane.bridge.loop import open_bridge
 from tuneplane.control.api import ControlApi, GatewayTrust, TokenDraft, make_control_api
 from tuneplane.control.images import RegistryResolver
+from tuneplane.control.log_archive import LogArchive
 from tuneplane.domain.errors import Refused
 from tuneplane.domain.frames import LogPiece, LogQuery
 from tuneplane.domain.timings import PRODUCTION, Timings
@@ -48,6 +49,8 @@ class StoredLogs:
     logs: dict[str, bytes] = field(factory=dict)
     ended: set[str] = field(factory=set)
     away: bool = False
+    removed: bool = False
+    forgotten: set[str] = field(factory=set)
     open_reads: int = 0
     grown: trio.Event = field(factory=trio.Event)
 
@@ -62,6 +65,8 @@ class StoredLogs:
 
     @asynccontextmanager
     async def open_log(self, query: LogQuery) -> AsyncIterator[AsyncIterator[LogPiece]]:
+        if self.removed:
+            raise Refused("node-removed", f"Node {query.node} has been removed")
         if self.away:
             raise Refused("node-unreachable", f"Node {query.node} has no live session")
         self.open_reads += 1
@@ -85,16 +90,24 @@ class _Pieces:
         await trio.lowlevel.checkpoint()
         if self.done:
             raise StopAsyncIteration
+        if self.query.member in self.source.forgotten:
+            return self._refusal()
         data = self.source.logs.get(self.query.member, b"")
         if self.at is None:
             self.at = self._first(data)
         while self.query.follow and self.at >= len(data) and self.query.member not in self.source.ended:
             await self.source.grown.wait()
             data = self.source.logs.get(self.query.member, b"")
+        if self.query.member in self.source.forgotten:
+            return self._refusal()
         piece = data[self.at : self.at + min(self.query.max_bytes, 64 * 1024)]
         self.at += len(piece)
         self.done = not piece or (not self.query.follow and self.at >= len(data))
         return LogPiece(offset=self.at - len(piece), data=piece, end=self.done)
+
+    def _refusal(self) -> LogPiece:
+        self.done = True
+        return LogPiece(offset=self.at or 0, data=b"", end=True, error="this Node knows no such member (any more)")
 
     def _first(self, data: bytes) -> int:
         if self.query.offset is not None:
@@ -141,7 +154,7 @@ class Running:
 
 
 @asynccontextmanager
-async def open_site(database: str, *, timings: Timings = TIMINGS, accounts: bool = True) -> AsyncIterator[Running]:
+async def open_site(database: str, *, timings: Timings = TIMINGS, accounts: bool = True, storage_root: str = "") -> AsyncIterator[Running]:
     """The services and the site on ``database``, without a server: for Quart's test client."""
     logs = StoredLogs()
     async with open_bridge(), open_storage(database, size=4, timings=timings) as storage:
@@ -152,6 +165,8 @@ async def open_site(database: str, *, timings: Timings = TIMINGS, accounts: bool
             public_url="https://console.example",
             gateway=GatewayTrust(target="gateway.example:8443", trust_pem="-----BEGIN CERTIFICATE-----\n"),
             log_reader=logs,
+            archive=LogArchive(),
+            storage_root=storage_root,
             images=RegistryResolver(),
         )
         site = make_site(api, storage, jwt_secret=SECRET, clock=now, entropy=secrets.token_bytes)
@@ -188,13 +203,13 @@ def make_certificate(tmp: Path) -> Iterator[Certificate]:
 
 
 @asynccontextmanager
-async def open_server(database: str, tmp: Path, *, timings: Timings = TIMINGS, port: int = 0) -> AsyncIterator[Running]:
+async def open_server(
+    database: str, tmp: Path, *, timings: Timings = TIMINGS, port: int = 0, storage_root: str = ""
+) -> AsyncIterator[Running]:
     """The whole web room as its supervision tree, on a real HTTPS socket."""
     with make_certificate(tmp) as paths:
-        async with open_site(database, timings=timings) as running:
-            root = site_tree(
-                running.site, listen=("127.0.0.1", port), certificate=paths.certificate, key=paths.key, timings=timings
-            )
+        async with open_site(database, timings=timings, storage_root=storage_root) as running:
+            root = site_tree(running.site, listen=("127.0.0.1", port), certificate=paths.certificate, key=paths.key, timings=timings)
             async with open_system("test", root) as system:
                 _, bound = await system.find("web/server").ask(WhereListening(), 5)
                 running.url, running.ca, running.system = f"https://localhost:{bound}", paths.ca, system

@@ -24,6 +24,7 @@ from tuneplane.bridge.loop import open_bridge
 from tuneplane.control.api import ControlApi, GatewayTrust, RegistryResolver, make_control_api
 from tuneplane.control.gateway import gateway_root
 from tuneplane.control.identity import TlsIdentity, open_gateway_identity, open_internal_identity
+from tuneplane.control.log_archive import LogArchive
 from tuneplane.control.logs import RelayLogReader
 from tuneplane.control.worker import worker_root
 from tuneplane.domain.errors import StorageUnavailable
@@ -136,6 +137,8 @@ def make_api(
         public_url=addresses.public_url,
         gateway=GatewayTrust(target=str(addresses.gateway_target), trust_pem=trust_pem),
         log_reader=RelayLogReader(storage=storage, tls=dial, clock=utc_now),
+        archive=LogArchive(),
+        storage_root=str(settings.storage_root or ""),
         images=RegistryResolver(insecure=settings.insecure_registries),
     )
 

@@ -16,6 +16,7 @@ from .api_base import Base, Clock, Entropy, may_see
 from .api_fleets import FleetAnswer, FleetDraft, FleetPatch, Fleets, JoinTokenAnswer, NewJoinToken, answer_fleet
 from .api_jobs import Jobs, Preview
 from .api_logs import (
+    ArchiveReader,
     FollowBytes,
     FollowEnded,
     FollowEvent,
@@ -88,9 +89,12 @@ def make_control_api(
     public_url: str,
     gateway: GatewayTrust,
     log_reader: LogReader,
+    archive: ArchiveReader,
+    storage_root: str,
     images: ImageResolver,
 ) -> ControlApi:
-    """Wire the services together. ``public_url`` is ``https://host[:port]`` without a path."""
+    """Wire the services together. ``public_url`` is ``https://host[:port]`` without a path;
+    ``storage_root`` is where Nodes archive logs unless their Fleet names another (R-ENR-11), "" when nowhere."""
     fleets = Fleets(storage=storage, clock=clock, entropy=entropy, public_url=public_url.rstrip("/"))
     jobs = Jobs(storage=storage, clock=clock, entropy=entropy, fleets=fleets, images=images)
     return ControlApi(
@@ -98,5 +102,5 @@ def make_control_api(
         fleets=fleets,
         nodes=Nodes(storage=storage, clock=clock, entropy=entropy, fleets=fleets, gateway=gateway),
         jobs=jobs,
-        logs=Logs(jobs=jobs, reader=log_reader),
+        logs=Logs(jobs=jobs, reader=log_reader, archive=archive, storage_root=storage_root),
     )

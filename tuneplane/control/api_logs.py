@@ -1,26 +1,29 @@
-"""Reading logs: bounded pieces, and following one member across waits, restarts of a gateway and reconnects (R-LCH-13)."""
+"""Reading logs: bounded pieces, and following one member across waits, restarts of a gateway, reconnects, and
+the end of the Node itself: then the archive has what was archived (R-LCH-13)."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import Protocol, Union
 
 from attrs import define, field, frozen
 
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused, TuneplaneError
 from tuneplane.domain.frames import LogPiece, LogQuery
-from tuneplane.domain.ids import JobId, MemberId
+from tuneplane.domain.ids import AttemptId, JobId, MemberId
 from tuneplane.domain.jobs import AttemptRecord, Job, MemberRecord, User
 from tuneplane.domain.launch_table import FINAL_JOB_STATES, MemberPhase
 
 from .api_jobs import Jobs
+from .plans import storage_root_of
 
 MOST_BYTES = 4 << 20  # of one bounded read: held in memory by this process
 DEFAULT_BYTES = 1 << 20
 MOST_TAIL_LINES = 100_000
 FOLLOW_BYTES = 1 << 40  # a follow is not cut by size: the reader's speed bounds it
 NOT_STARTED = frozenset({MemberPhase.PENDING, MemberPhase.PREPARING, MemberPhase.PREPARED, MemberPhase.STARTING})
+GONE_FOR_GOOD = "node-removed"  # no Node will ever answer
 ENDED = frozenset({MemberPhase.TERMINATED, MemberPhase.ABORTED})
 
 
@@ -28,10 +31,18 @@ class LogReader(Protocol):
     """Log bytes of one member, wherever its Node's session is (P-23)."""
 
     def open_log(self, query: LogQuery) -> AbstractAsyncContextManager[AsyncIterator[LogPiece]]:
-        """Pieces in order until one with ``end``. Refused(code="node-unreachable") when no gateway holds the Node's session.
+        """Pieces in order until one with ``end``. Refused: ``node-unreachable`` when no gateway holds the Node's session,
+        ``node-removed`` when none will again.
 
         Leaving the context, or cancelling, cancels the read on the Node.
         """
+
+
+class ArchiveReader(Protocol):
+    """Logs of ended members as their Nodes archived them."""
+
+    def open_log(self, root: str, job: JobId, attempt: AttemptId, query: LogQuery) -> AbstractAsyncContextManager[AsyncIterator[LogPiece]]:
+        """Pieces as LogReader's, from below the storage root ``root``. Refused when there is no such archive."""
 
 
 @frozen(kw_only=True)
@@ -96,10 +107,12 @@ Pause = Callable[[], Awaitable[None]]
 
 @frozen(kw_only=True)
 class Logs:
-    """Log bytes for whoever may see the job."""
+    """Log bytes for whoever may see the job: of the Node while it has them, of the archive when it does not answer."""
 
     jobs: Jobs
     reader: LogReader
+    archive: ArchiveReader
+    storage_root: str = ""  # where the Fleet does not name its own (R-ENR-11)
 
     async def check(self, caller: User, job: JobId, choice: LogChoice) -> None:
         """Raise what a read or follow of ``choice`` would raise at once, without reading."""
@@ -109,31 +122,65 @@ class Logs:
     async def read(self, caller: User, job: JobId, choice: LogChoice) -> LogBytes:
         """At most ``max_bytes`` of what there is now, possibly none. Deadline: the caller's scope.
 
-        Refused(code="node-unreachable") while no gateway holds the Node's session; NotFound for attempt or member.
+        Refused(code="node-unreachable") while no gateway holds the Node's session and there is no archive; NotFound for
+        attempt or member.
         """
         _check(choice)
         found = await self.jobs.get(caller, job)
         member = _pick(found, choice)
         if member is None or member.phase in NOT_STARTED:
             return LogBytes(data=b"", offset=0, next_offset=0, gap=0, ended=found.state in FINAL_JOB_STATES)
-        return await self._read(member, choice)
-
-    async def _read(self, member: MemberRecord, choice: LogChoice) -> LogBytes:
         query = _query(member, choice.offset, choice.tail_lines, choice.max_bytes, follow=False)
+        try:
+            async with self.reader.open_log(query) as pieces:
+                return await self._collect(pieces, member, choice, member.cleaned)  # before that, the rest is being copied
+        except Refused as error:
+            refused = error
+        archived = await self._read_archive(found, member, query, choice) if member.phase in ENDED else None
+        if archived is None:
+            raise refused
+        return archived
+
+    async def _read_archive(self, job: Job, member: MemberRecord, query: LogQuery, choice: LogChoice) -> LogBytes | None:
+        async with self.open_archive(job, member, query) as pieces:
+            return await self._collect(pieces, member, choice, True) if pieces is not None else None
+
+    @asynccontextmanager
+    async def open_archive(self, job: Job, member: MemberRecord, query: LogQuery) -> AsyncIterator[AsyncIterator[LogPiece] | None]:
+        """The archived log of an ended member, or None when there is none. One that never started wrote nothing."""
+        async with AsyncExitStack() as stack:
+            for root in await self._roots(job):
+                try:
+                    opening = self.archive.open_log(root, job.id, _attempt_of(job, member), query)
+                    pieces = await stack.enter_async_context(opening)
+                except Refused:
+                    continue
+                yield pieces
+                return
+            yield await stack.enter_async_context(aclosing(_nothing())) if member.phase is MemberPhase.ABORTED else None
+
+    async def _roots(self, job: Job) -> list[str]:
+        """Where its Node may have archived it: as the Fleet is told now, then as the setting says."""
+        fleet = await self.jobs.storage.get_fleet(job.fleet)
+        named = storage_root_of(fleet, self.storage_root) if fleet is not None else self.storage_root
+        return [root for root in dict.fromkeys((named, self.storage_root)) if root]
+
+    async def _collect(self, pieces: AsyncIterator[LogPiece], member: MemberRecord, choice: LogChoice, complete: bool) -> LogBytes:
         data, gap, start = bytearray(), 0, choice.offset or 0
-        first = True
-        async with self.reader.open_log(query) as pieces:
-            async for piece in pieces:
-                if piece.error:
-                    raise Refused("log-unavailable", f"the log of {member.id} cannot be read: {piece.error}")
-                start, first = (piece.offset, False) if first else (start, False)
-                data += piece.data
-                gap += piece.gap
-                if piece.end or len(data) >= choice.max_bytes:
-                    break
-        whole = len(data) < choice.max_bytes
+        first, whole = True, False
+        async for piece in pieces:
+            if piece.error:
+                raise Refused("log-unavailable", f"the log of {member.id} cannot be read: {piece.error}")
+            if data and piece.gap:
+                break  # bytes on both sides of a hole are two reads: offsets stay true
+            start, first = (piece.offset, False) if first else (start, False)
+            data += piece.data
+            gap += piece.gap
+            if piece.end or len(data) >= choice.max_bytes:
+                whole = len(data) < choice.max_bytes
+                break
         kept = bytes(data[: choice.max_bytes])
-        return LogBytes(data=kept, offset=start, next_offset=start + len(kept), gap=gap, ended=whole and member.phase in ENDED)
+        return LogBytes(data=kept, offset=start, next_offset=start + len(kept), gap=gap, ended=whole and complete)
 
     async def follow(self, caller: User, job: JobId, choice: LogChoice, emit: Emit, pause: Pause) -> None:
         """Hand every event to ``emit`` until the log has ended; cancelling cancels the read on the Node.
@@ -162,14 +209,15 @@ class _Follow:
         if member is None or member.phase in NOT_STARTED:
             return await self._not_started(job, member)
         try:
-            whole, delivered = await self._read(member)
+            ended = not await self._read(member) and member.phase in ENDED
         except TuneplaneError as error:  # the Node or its gateway is away: they come back, and so do we
-            await self.emit(FollowInterrupted(detail=str(error), next_offset=self.offset or 0))
-            return False
-        if whole and not delivered and member.phase in ENDED:
+            ended = member.phase in ENDED and await self._read_archive(job, member)
+            if not ended:
+                await self.emit(FollowInterrupted(detail=str(error), next_offset=self.offset or 0))
+                ended = getattr(error, "code", "") == GONE_FOR_GOOD
+        if ended:
             await self.emit(FollowEnded(state=job.state.value, next_offset=self.offset or 0))
-            return True
-        return False
+        return ended
 
     async def _not_started(self, job: Job, member: MemberRecord | None) -> bool:
         if job.state in FINAL_JOB_STATES:
@@ -181,26 +229,48 @@ class _Follow:
             await self.emit(FollowWaiting(state=job.state.value, detail=detail))
         return False
 
-    async def _read(self, member: MemberRecord) -> tuple[bool, bool]:
-        """Read until the source says end: (it ended without an error, it delivered bytes)."""
-        delivered = False
+    async def _read(self, member: MemberRecord) -> bool:
+        """Read until the source says end: whether it delivered bytes. Refused when it ended early."""
         query = _query(member, self.offset, self.tail_lines, FOLLOW_BYTES, follow=True)
         async with self.logs.reader.open_log(query) as pieces:
-            async for piece in pieces:
-                if piece.data or piece.gap:
-                    self.offset, self.tail_lines, delivered = piece.offset + len(piece.data), None, True
-                    await self.emit(FollowBytes(data=piece.data, offset=piece.offset, next_offset=self.offset, gap=piece.gap))
-                if piece.error:
-                    await self.emit(FollowInterrupted(detail=piece.error, next_offset=self.offset or 0))
-                    return False, delivered
-                if piece.end:
-                    break
-        return True, delivered
+            return await self._pass_on(pieces, member)
+
+    async def _read_archive(self, job: Job, member: MemberRecord) -> bool:
+        """Whether all of it was delivered, from where the Node's bytes ended."""
+        query = _query(member, self.offset, self.tail_lines, FOLLOW_BYTES, follow=True)
+        try:
+            async with self.logs.open_archive(job, member, query) as pieces:
+                if pieces is not None:
+                    await self._pass_on(pieces, member)
+        except TuneplaneError as error:  # a storage root that hangs, or the database
+            await self.emit(FollowInterrupted(detail=str(error), next_offset=self.offset or 0))
+            return False
+        return pieces is not None
+
+    async def _pass_on(self, pieces: AsyncIterator[LogPiece], member: MemberRecord) -> bool:
+        delivered = False
+        async for piece in pieces:
+            if piece.data or piece.gap:
+                self.offset, self.tail_lines, delivered = piece.offset + len(piece.data), None, True
+                await self.emit(FollowBytes(data=piece.data, offset=piece.offset, next_offset=self.offset, gap=piece.gap))
+            if piece.error:
+                raise Refused("log-unavailable", f"the log of {member.id} cannot be read: {piece.error}")
+            if piece.end:
+                break
+        return delivered
 
 
 def _query(member: MemberRecord, offset: int | None, tail_lines: int | None, most: int, *, follow: bool) -> LogQuery:
     tail = tail_lines if offset is None else None
     return LogQuery(node=member.node, member=MemberId(member.id), offset=offset, tail_lines=tail, max_bytes=most, follow=follow)
+
+
+async def _nothing() -> AsyncGenerator[LogPiece, None]:
+    yield LogPiece(offset=0, data=b"", end=True)
+
+
+def _attempt_of(job: Job, member: MemberRecord) -> AttemptId:
+    return next(attempt.id for attempt in job.attempts if member in attempt.members)
 
 
 def _waiting_for(job: Job, member: MemberRecord | None) -> str:

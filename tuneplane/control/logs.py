@@ -30,20 +30,20 @@ class RelayLogReader:
     async def open_log(self, query: LogQuery) -> AsyncIterator[AsyncIterator[LogPiece]]:
         """The pieces of a read, in order; the last has ``end``. Deadlines are the caller's; leaving the block ends the read.
 
-        Refused(code="node-unreachable") says which Node has no session and since when. A read that breaks off later ends
-        with a piece that has an ``error``. StorageUnavailable.
+        Refused: "node-unreachable" says which Node has no session and since when, "node-removed" that none will be again. A
+        read that breaks off later ends with a piece that has an ``error``. StorageUnavailable.
         """
         address = await self.storage.gateway_of(query.node, self.clock())
         if address is None:
-            raise Refused("node-unreachable", _absence(query.node, await self.storage.get_node(query.node, self.clock())))
+            raise _absence(query.node, await self.storage.get_node(query.node, self.clock()))
         async with read_relay(host=address.host, port=address.port, tls=self.tls, query=query) as pieces:
             yield pieces
 
 
-def _absence(name: NodeId, node: Node | None) -> str:
+def _absence(name: NodeId, node: Node | None) -> Refused:
     if node is None:
-        return f"Node {name} has been removed; its logs went with it"
+        return Refused("node-removed", f"Node {name} has been removed; the logs that it had not archived went with it")
     if node.connection.since is None:
-        return f"Node {name} has never been connected"
+        return Refused("node-unreachable", f"Node {name} has never been connected")
     since = node.connection.since.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return f"Node {name} is not connected (since {since}); its logs can be read when it is back"
+    return Refused("node-unreachable", f"Node {name} is not connected (since {since}); its logs can be read when it is back")

@@ -85,6 +85,7 @@ FAULT_POINTS: dict[str, str] = {
     "node.storage.mkdir": "node: a member's output directory below the storage root",
     "node.logs.append": "node: captured output",
     "node.logs.finish": "node: that a member's log is complete",
+    "node.logs.archive": "node: a member's log, archived below the storage root",
     "node.logs.delete": "node: the end of a member's log",
     "node.identity.write": "node: the Node's identity and credential",
     "node.join.write": "node: the join key and the ordinal of the next try, before it is sent",

@@ -12,6 +12,7 @@ from .errors import InvalidInput
 from .fleets import Budgets
 from .frames import Command, CommandAnswer, CommandKind, Observation, Progress
 from .ids import MemberId, NodeId, TraceId
+from .log_archive import with_note
 from .member_table import ENDED, HOLDING, REFUSALS, REPORTED, MemberAction, MemberEvent, NodePhase, step
 from .node_ports import ContainerState, Life
 from .plan import MemberPlan, read_plan
@@ -117,7 +118,7 @@ def advance(record: NodeMember, event: MemberEvent, facts: Facts, place: Place) 
     if event is MemberEvent.FOUND_RUNNING or row.action is MemberAction.START:
         changed = _sighted(changed, facts, place)
     if event is MemberEvent.CLEANED:
-        changed = evolve(changed, cleaned=True)
+        changed = evolve(changed, cleaned=True, reason_detail=with_note(record.reason_detail, facts.reason_detail))
     if row.phase in ENDED and record.phase not in ENDED:
         changed = _ended(changed, row.reason, facts, place)
     if changed != record:

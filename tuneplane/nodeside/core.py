@@ -16,6 +16,7 @@ from tuneplane.domain.timings import Timings
 from .journal import Journal
 from .logs import LogStore
 
+MAX_ARCHIVES = 4  # at once: more share the same link, and a storage root that hangs leaves no more children behind
 MAX_PULLS = 4  # at once: more share the same link and disk, and only make the first one later
 
 
@@ -82,6 +83,7 @@ class NodeCore:
     grants: Grants
     outbox: Outbox = field(factory=Outbox)
     pulls: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(MAX_PULLS))
+    archives: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(MAX_ARCHIVES))
     progress: dict[MemberId, Advance] = field(factory=dict)  # of members being prepared or stopped
 
     def place(self, engine: str = "") -> Place:

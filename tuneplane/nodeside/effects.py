@@ -14,6 +14,7 @@ from attrs import frozen
 
 from tuneplane.domain.frames import Progress
 from tuneplane.domain.ids import container_name
+from tuneplane.domain.log_archive import FOLDER
 from tuneplane.domain.member_table import MemberAction, MemberEvent
 from tuneplane.domain.node_member import (
     LABEL_FENCE,
@@ -40,7 +41,8 @@ from tuneplane.domain.node_ports import (
 from tuneplane.domain.plan import MemberPlan, read_plan, workload_env
 
 from .core import NodeCore
-from .preparation import prepare, remove_tree
+from .log_archive import archive_again, archive_log
+from .preparation import NOTHING, prepare, remove_tree
 
 
 @frozen
@@ -231,7 +233,7 @@ async def do_fence(core: NodeCore, record: NodeMember) -> Outcome:
 
 
 async def do_clean(core: NodeCore, record: NodeMember, capture: Callable[[str], Awaitable[None]]) -> Outcome:
-    """Capture the rest of the log, remove the container and the plan, and see that they are gone (R-LCH-14)."""
+    """Capture the rest of the log, remove container and plan, see that they are gone (R-LCH-14), archive the log."""
     core.note_progress(record.member, None)
     if record.create_sent or record.container_id:
         found = await find(core, record)
@@ -243,8 +245,9 @@ async def do_clean(core: NodeCore, record: NodeMember, capture: Callable[[str], 
                 raise EngineUnclear(f"container {found.id[:12]} is still there after its removal")
     log = await core.logs.log(record.member)
     await log.finish()
+    problem = await archive_log(core, record)
     await core.disk(lambda: remove_tree(core.member_dir(record.member)))
-    return Outcome(MemberEvent.CLEANED)
+    return Outcome(MemberEvent.CLEANED, Facts(reason_detail=problem))
 
 
 async def do_forget(core: NodeCore, record: NodeMember) -> Outcome:
@@ -253,6 +256,7 @@ async def do_forget(core: NodeCore, record: NodeMember) -> Outcome:
         found = await find(core, record)
         if found is not None and judge(record, found, core.place())[0] is not MemberEvent.FOUND_FOREIGN:
             await core.engine.remove(found.id)
+    await archive_again(core, record)
     await core.logs.forget(record.member)
     await core.disk(lambda: remove_tree(core.member_dir(record.member)))
     return Outcome(MemberEvent.GONE)
@@ -277,6 +281,8 @@ def workload_spec(core: NodeCore, record: NodeMember, plan: MemberPlan) -> Conta
     mounts = [Mount(source=str(core.member_dir(record.member) / "plan"), target=PLAN_TARGET, read_only=True)]
     if plan.storage_root:
         mounts.append(Mount(source=plan.storage_root, target=plan.storage_root))
+        ours = f"{plan.storage_root.rstrip('/')}/{FOLDER}"  # archived logs of all jobs: not for a workload to read or write
+        mounts.append(Mount(source=str(core.member_dir(record.member) / NOTHING), target=ours, read_only=True))
     return ContainerSpec(
         name=container_name(record.member),
         image=plan.image,

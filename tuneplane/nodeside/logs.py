@@ -3,7 +3,7 @@
 Offsets are absolute: byte 0 is the first byte the container wrote. A segment is named by the offset of its first byte,
 so the captured length survives a restart without a record of its own. The oldest segments are dropped beyond
 MEMBER_LOG_BYTES; a read from before the first kept byte says so as a gap (L-E1). Nothing here is fsynced: a power cut
-takes the container with it. Logs stay until Forget, after the container has gone too (R-LCH-13).
+takes the container with it. Logs stay until Forget, after the container has gone too (R-LCH-13), and archived beyond it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from attrs import define, field
 from tuneplane.domain.faultpoint import fault_point
 from tuneplane.domain.frames import LOG_CHUNK_BYTES, LogPiece
 from tuneplane.domain.ids import MemberId
+from tuneplane.domain.log_tail import TailSearch
 from tuneplane.domain.node_ports import Runner
 
 SEGMENT_BYTES = 8 << 20  # what is dropped at once when a log is full: a thirty-second of it
 MEMBER_LOG_BYTES = 256 << 20  # a member's log on this Node; a flood must not fill the disk (L-E5)
-TAIL_SCAN_BYTES = 8 << 20  # how far back the last lines are looked for: one line may be longer than memory (L-E6)
 BASE = "base"  # file: the offset that the engine's first byte has, when the engine lost its earlier output
 COMPLETE = "complete"  # marker file: the container has ended and all of its output is here
 
@@ -91,22 +91,16 @@ class MemberLog:
 
     async def tail_offset(self, lines: int, window: int) -> int:
         """Where the last ``lines`` lines begin, looking back at most ``window`` bytes."""
-        at = self._end
-        least = max(self.first, at - min(window, TAIL_SCAN_BYTES))
-        left = lines
-        while at > least and left >= 0:
-            start = max(least, at - LOG_CHUNK_BYTES, max(s for s in self._segments if s < at))
-            block = await self.read(start, at - start)
-            for found in _newlines_backwards(block):
-                if start + found + 1 == self._end:
-                    continue  # the newline that ends the last line
-                left -= 1
-                if left <= 0:
-                    return start + found + 1 if lines else self._end
-            at = start
-            if not block:
-                break
-        return least if lines else self._end
+        search = TailSearch(lines, self._end, max(self.first, self._end - window))
+        while block := search.next_block(max((s for s in self._segments if s < search.behind), default=0)):
+            search.feed(block[0], await self.read(*block))
+        return search.offset
+
+    def sources(self, offset: int, size: int) -> list[tuple[Path, int, int]]:
+        """The files that hold ``size`` kept bytes from ``offset``: path, bytes to skip, bytes to take; in order."""
+        bounds = zip(self._segments, [*self._segments[1:], self._end], strict=True)
+        cuts = [(start, max(start, offset), min(end, offset + size)) for start, end in bounds]
+        return [(self._path(start), low - start, high - low) for start, low, high in cuts if low < high]
 
     def _wake(self) -> None:
         self._grown.set()
@@ -159,14 +153,6 @@ class MemberLog:
         base = self.directory / BASE
         self._base = int(base.read_text() or 0) if base.exists() else 0
         self._complete = (self.directory / COMPLETE).exists()
-
-
-def _newlines_backwards(block: bytes) -> list[int]:
-    found: list[int] = []
-    at = len(block)
-    while (at := block.rfind(b"\n", 0, at)) >= 0:
-        found.append(at)
-    return found
 
 
 @define(eq=False)

@@ -21,6 +21,7 @@ from .storage_probe import StorageTrouble, make_output_directory
 
 # Waits between tries of a pull that failed for a reason that may pass (a registry being restarted); then it is given up.
 PULL_WAITS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+NOTHING = "nothing"  # an empty directory: what containers see in place of ours on the storage root
 PROGRESS_SECONDS = 1.0  # how often a person looks
 
 
@@ -124,6 +125,7 @@ def write_plan(directory: Path, data: bytes) -> None:
     visible = directory / "plan"
     visible.mkdir(mode=0o755, exist_ok=True)
     visible.chmod(0o755)
+    (directory / NOTHING).mkdir(mode=0o755, exist_ok=True)
     write_durably(visible / "plan.json", data, mode=0o644, point="node.plan.write")
 
 

@@ -14,6 +14,7 @@ from attrs import frozen
 
 from tuneplane.domain.errors import TuneplaneError
 from tuneplane.domain.faultpoint import fault_point
+from tuneplane.domain.log_archive import FOLDER
 
 PROBE_SECONDS = 10.0  # a healthy mount answers in milliseconds, a busy one in seconds
 MAKE_SECONDS = 30.0
@@ -47,12 +48,12 @@ async def probe_storage(root: str, mark: str) -> StorageSight:
 
 
 async def make_output_directory(root: str, directory: str) -> None:
-    """Create ``directory``, which must lie below ``root`` by its spelling. Raises StorageTrouble."""
+    """Create ``directory``, which must lie below ``root`` by its spelling, and the folder of our own. Raises StorageTrouble."""
     path = Path(directory)
     if ".." in path.parts or not path.is_relative_to(root) or path == Path(root):
         raise StorageTrouble(f"output directory {directory} is not below the storage root {root}")
     with fault_point("node.storage.mkdir"):
-        await run_killable(["mkdir", "-p", "--", directory], MAKE_SECONDS, f"making {directory}")
+        await run_killable(["mkdir", "-p", "--", str(Path(root, FOLDER)), directory], MAKE_SECONDS, f"making {directory}")
 
 
 async def run_killable(command: list[str], seconds: float, what: str) -> None:

@@ -8,6 +8,7 @@ from tuneplane.bridge.postgres import Connection, Row
 from tuneplane.domain.frames import CommandKind, Observation
 from tuneplane.domain.ids import NodeId
 from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase, step_member
+from tuneplane.domain.log_archive import archive_note, with_note
 from tuneplane.domain.ports import Topic
 
 from .commands import withdraw
@@ -84,11 +85,12 @@ def _reason(row: Row, after: MemberPhase, seen: Observation) -> tuple[str, str]:
 
 
 async def _after_the_end(connection: Connection, row: Row, seen: Observation, now: datetime) -> None:
-    """How it ended is settled; only the clean-up can still be confirmed (R-LCH-14)."""
-    sql = "UPDATE member SET revision = $2, cleaned = cleaned OR $3 WHERE id = $1 AND revision < $2"
-    await connection.execute(sql, row["id"], seen.revision, seen.cleaned)
+    """How it ended is settled; only the clean-up can still be confirmed (R-LCH-14), and what became of the log."""
+    said = archive_note(clean(seen.reason_detail)) if seen.cleaned else ""
+    sql = "UPDATE member SET revision = $2, cleaned = cleaned OR $3, reason_detail = $4 WHERE id = $1 AND revision < $2"
+    await connection.execute(sql, row["id"], seen.revision, seen.cleaned, with_note(row["reason_detail"], said))
     if seen.cleaned and not row["cleaned"]:
-        await note(connection, row["job_id"], now, "member.cleaned", row["id"])
+        await note(connection, row["job_id"], now, "member.cleaned", row["id"], said)
 
 
 async def _tell(connection: Connection, row: Row, before: MemberPhase, after: MemberPhase, now: datetime) -> None:

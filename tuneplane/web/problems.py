@@ -37,6 +37,7 @@ STATUS_OF_CODE = {  # of a Refused; any other code is a conflict with the state 
     "body-too-large": 413,
     "busy": 503,
     "node-unreachable": 503,
+    "node-removed": 410,
     "log-unavailable": 503,
     "overdue": 503,
 }

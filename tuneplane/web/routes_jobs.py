@@ -104,7 +104,9 @@ async def read_timeline(site: Site, call: Call) -> Answer:
 LOG_ANSWER = Raw("text/plain", "the bytes; X-Next-Offset says where to go on. With follow=true: text/event-stream")
 
 
-@router.route("GET", "/api/jobs/{job}/logs", who=Who.USER, query=LogChoice, headers=("Last-Event-ID",), answers={200: LOG_ANSWER})
+@router.route(
+    "GET", "/api/jobs/{job}/logs", who=Who.USER, query=LogChoice, headers=("Last-Event-ID",), answers={200: LOG_ANSWER}, problems=(410,)
+)
 async def read_logs(site: Site, call: Call) -> Answer:
     """A bounded piece of a member's log, or with follow=true all of it as server-sent events while it grows."""
     job = JobId(call.path["job"])

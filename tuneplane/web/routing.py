@@ -118,4 +118,3 @@ class Router:
             return handler
 
         return register
-

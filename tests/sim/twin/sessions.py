@@ -12,6 +12,7 @@ from tuneplane.domain.frames import Command, CommandKind, Hello, Observation
 from tuneplane.domain.ids import GatewayId, MemberId, NodeId, OperationId, operation_id
 from tuneplane.domain.jobs import GatewayAddress, NodeIdentity, OutgoingCommand, SessionOpened
 from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase, step_member
+from tuneplane.domain.log_archive import archive_note, with_note
 from tuneplane.domain.ports import Topic
 from tuneplane.storage.database import clean
 
@@ -280,9 +281,11 @@ def _observe(book: Book, node: NodeId, epoch: int, seen: Observation, now: datet
         return True
     after = step_member(row.phase, seen.phase)
     if row.phase in ENDED_PHASES:
-        book.members.put(row.id, evolve(row, revision=seen.revision, cleaned=row.cleaned or seen.cleaned))
+        said = archive_note(clean(seen.reason_detail)) if seen.cleaned else ""
+        detail = with_note(row.reason_detail, said)
+        book.members.put(row.id, evolve(row, revision=seen.revision, cleaned=row.cleaned or seen.cleaned, reason_detail=detail))
         if seen.cleaned and not row.cleaned:
-            note(book, row.job, now, "member.cleaned", row.id)
+            note(book, row.job, now, "member.cleaned", row.id, said)
     else:
         _apply(book, row, after, seen, now)
     _tell(book, row, after, now)
