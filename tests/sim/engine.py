@@ -85,9 +85,10 @@ class SimEngine:
             raise EngineUnclear(f"{doing}: the engine went away before it answered")
         return read()
 
-    async def _do(self, doing: str, effect: Callable[[], T]) -> T:
+    async def _do(self, doing: str, effect: Callable[[], T], sent: Callable[[], None] = lambda: None) -> T:
         """An effect. Whatever the caller gets to hear, the runtime may do it now, later, or never; but once."""
         await self._reach(doing)
+        sent()
         if self.fate.strikes("engine-refuse", 0.05):
             raise EngineRefused(doing, Refusal.OTHER, "internal error", 500)
         request = _Request(effect, self.machine.boot)
@@ -148,11 +149,17 @@ class SimEngine:
         return await self._do(f"creating {spec.name}", lambda: self.machine.create(spec))
 
     async def start(self, container: str) -> None:
+        self.machine.judge.start_begun(self.machine, container)
         if self.fate.strikes("engine-lie", 0.1):
+            self.machine.judge.start_sent(self.machine, container)
             self.fate.history.add(self.machine.node, "engine: says that it started {}, and did not", container[:16])
             await self._ask("starting", lambda: None)
             return
-        await self._do(f"starting {container[-6:]}", lambda: self.machine.start(container))
+        await self._do(
+            f"starting {container[-6:]}",
+            lambda: self.machine.start(container),
+            sent=lambda: self.machine.judge.start_sent(self.machine, container),
+        )
 
     async def inspect(self, container: str) -> ContainerState | None:
         def read() -> ContainerState | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 BASE = datetime(2030, 1, 1, tzinfo=UTC)  # the true time when the simulated world begins
 HISTORY_KEPT = 20000  # lines: a whole run of a seed
@@ -42,6 +43,7 @@ FAULTS = (
     "forget",
     "drain",
 )
+ON_REQUEST = ("database-restored",)  # an operator's act that no healing undoes: only in runs that are about it
 
 
 class Violation(Exception):
@@ -62,11 +64,26 @@ class History:
         return "\n".join(f"{at:10.3f}  {who:14} {what.format(*args)}" for at, who, what, args in shown)
 
 
+@frozen(kw_only=True)
+class Focus:
+    """What a run is about, when it is not about everything: see ``mutants``."""
+
+    odds: Mapping[str, float] | None = None  # these faults and no others; above 1: more often than it gets by itself
+    timings: Mapping[str, float] = field(factory=dict)  # in place of those of ``world.TIMINGS``
+    stop_share: float = 0.4  # of the jobs are stopped by their user
+    stop_seconds: float = 25.0  # after their submission, in the mean
+    rest_seconds: float = 900.0  # phase two: holds, leases, deadlines and back-offs all run out within this
+
+
+EVERYTHING = Focus()
+
+
 @define(eq=False)
 class Fate:
     """Seeded. ``calm`` ends all faults: phase two has begun."""
 
     seed: int
+    focus: Focus = EVERYTHING
     random: random.Random = field(init=False)
     history: History = field(factory=History)
     calm: bool = False
@@ -76,7 +93,9 @@ class Fate:
 
     def __attrs_post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.odds = {name: self._draw_odds() for name in FAULTS}
+        self.odds = {name: self._draw_odds() for name in FAULTS} | dict.fromkeys(ON_REQUEST, 0.0)
+        if self.focus.odds is not None:
+            self.odds = dict.fromkeys(self.odds, 0.0) | dict(self.focus.odds)
 
     def _draw_odds(self) -> float:
         """Each run has its own mixture: a fault that drowns all others hides them (swarm testing)."""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
+import trio
 from attrs import define, field
 
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import MemberId, NodeId, operation_id
-from tuneplane.domain.launch_table import ENDED_PHASES, JobState, MemberPhase
-from tuneplane.domain.member_table import ENDED
+from tuneplane.domain.jobs import Claim
+from tuneplane.domain.launch_table import ENDED_PHASES, AttemptState, JobState, LaunchView, MemberPhase
+from tuneplane.domain.member_table import ENDED, NodePhase
+from tuneplane.domain.node_member import NodeMember
+from tuneplane.domain.timings import Timings
 
 from .fate import Fate
 from .machine import Container, SimMachine
 from .processes import CPU_MILLIS, MEMORY_BYTES, NodeDaemon
-from .twin import Book, Change
+from .twin import Book, Change, Database
 from .twin.rows import MemberRow
+
+HOLD_TOLERANCE_SECONDS = 30.0  # a poll, and the tries of a full disk
 
 
 @define(eq=False)
@@ -21,17 +29,94 @@ class Judge:
     """Knows the truth: the machines. Compares it with what the control plane and the journals believe."""
 
     fate: Fate
-    book: Book
+    database: Database
+    timings: Timings
     machines: dict[NodeId, SimMachine] = field(factory=dict)
     daemons: dict[NodeId, NodeDaemon] = field(factory=dict)
     starts: dict[MemberId, int] = field(factory=dict)
     orphaned: set[MemberId] = field(factory=set)  # their Node's journal was lost: nobody is left to confirm the clean-up
+    sent: set[MemberId] = field(factory=set)  # a request to start it has left its daemon
+    ended: dict[tuple[str, MemberId], NodePhase] = field(factory=dict)  # (journal, member) -> how it ended there
+
+    seen_epochs: dict[NodeId, int] = field(factory=dict)  # when the database went back: the highest that each Node had seen
+
+    @property
+    def book(self) -> Book:
+        return self.database.book
+
+    def went_back(self) -> None:
+        """The database is restored: from now on only P-07 is judged, for the rows do not know any more what is true."""
+        for node, daemon in self.daemons.items():
+            if daemon.core is not None:
+                self.seen_epochs[node] = max(daemon.core.journal.session_epoch, self.seen_epochs.get(node, 0))
+
+    # ------------------------------------------------ the daemons
+
+    def start_begun(self, machine: SimMachine, container: str) -> None:
+        """P-01, P-03: what was true when the start was decided is still true when it is begun."""
+        found, core = machine.find(container), self.daemons[machine.node].core
+        record = core.journal.member(found.member) if found is not None and core is not None else None
+        if record is None:
+            return
+        phase, here = record.phase, record.hold_boot_id == f"boot-{machine.node}-{machine.boot}"
+        self.fate.judge(phase is NodePhase.STARTING, "P-01: {} is to be started though its journal says {}", record.member, phase.value)
+        self.fate.judge(here, "P-03: {} is to be started on another boot than that of its reservation", record.member)
+
+    def start_sent(self, machine: SimMachine, container: str) -> None:
+        """P-03: a start is sent once, whatever is answered."""
+        found = machine.find(container)
+        if found is not None:
+            self.fate.judge(found.member not in self.sent, "P-03: a start of {} was sent a second time", found.member)
+            self.sent.add(found.member)
+
+    def passing(self, process: str, name: str, moment: str) -> None:
+        """A fault point is passed; of a journal, it is looked at first."""
+        if moment == "before" and name.startswith("node.journal."):
+            self._look_at(NodeId(process))
+
+    def look_around(self) -> None:
+        """Now and then, where nothing need happen for something to be wrong."""
+        for node, daemon in self.daemons.items():
+            if daemon.life.alive:
+                self._look_at(node)
+
+    def _look_at(self, node: NodeId) -> None:
+        core = self.daemons[node].core
+        if core is None:
+            return
+        for record in core.journal.members():
+            key = (core.journal.journal_id, record.member)
+            if record.phase in ENDED:
+                self.ended[key] = record.phase
+            elif key in self.ended:
+                said = self.ended[key].value
+                self.fate.judge(
+                    False, "P-06: the journal of {} said {} of {} and now says {}", node, said, record.member, record.phase.value
+                )
+            if record.phase is NodePhase.PREPARED:
+                self._check_hold(node, record)
+
+    def _check_hold(self, node: NodeId, record: NodeMember) -> None:
+        """P-08: a reservation ends by itself, whoever is silent."""
+        daemon, machine = self.daemons[node], self.machines[node]
+        now = trio.current_time()
+        due = max(machine.booted_at + record.hold_deadline, daemon.core_since) + HOLD_TOLERANCE_SECONDS
+        self.fate.judge(now < due or not daemon.life.alive, "P-08: {} holds {} after its reservation ran out", node, record.member)
+
+    def deciding(self, view: LaunchView, target: AttemptState, now: datetime) -> None:
+        """P-08: no commit is decided close to the end of a reservation, as far as the decider can know."""
+        if target is AttemptState.COMMITTED:
+            until = min((member.hold_expires_at for member in view.members if member.hold_expires_at is not None), default=None)
+            safe = until is None or now + timedelta(seconds=self.timings.commit_margin) < until
+            self.fate.judge(safe, "P-08: a commit of {} is decided at the end of its reservation", view.attempt)
 
     # ------------------------------------------------ the machines
 
     def started(self, machine: SimMachine, container: Container) -> None:
         """A container has just been started."""
         member = container.member
+        if self.seen_epochs:
+            return
         self.starts[member] = self.starts.get(member, 0) + 1
         self.fate.judge(self.starts[member] == 1, "R-LCH-02: {} was started {} times", member, self.starts[member])
         self.fate.judge(not container.is_fence, "P-01: the fence of {} was started", member)
@@ -42,6 +127,7 @@ class Judge:
             row.phase not in ENDED_PHASES, "R-LCH-12: {} was started though the control plane knows it as {}", member, row.phase
         )
         decided = operation_id(member, "commit") in self.book.commands
+        self.fate.judge(member in self.sent, "{} was started and nobody asked for it", member)
         self.fate.judge(decided, "P-10: {} was started though no commit was decided", member)
         core = self.daemons[machine.node].core
         record = core.journal.member(member) if core is not None else None
@@ -66,6 +152,9 @@ class Judge:
 
     def committed(self, name: str, changes: list[Change]) -> None:
         """A unit of work has just become durable."""
+        self._written(name, changes)
+        if self.seen_epochs:
+            return
         for change in changes:
             if change.table == "members" and isinstance(change.after, MemberRow):
                 before = change.before.phase if isinstance(change.before, MemberRow) else None
@@ -76,6 +165,22 @@ class Judge:
                 self._released(MemberId(str(change.key)))
             elif change.table == "commands" and change.before is None:
                 self._commanded(change.after)
+
+    def _written(self, name: str, changes: list[Change]) -> None:
+        """P-05, P-06: who writes still had the right to."""
+        asked = self.database.asked
+        if name == "advance" and changes and isinstance(claim := asked[0], Claim):
+            row = self.book.attempts[claim.attempt]
+            live = (claim.worker, claim.epoch) == (row.claim_worker, row.claim_epoch)
+            self.fate.judge(live, "P-05: {} moved {}, which {} has claimed since", claim.worker, claim.attempt, row.claim_worker)
+        if name in ("observe", "answer_command") and changes:
+            node, epoch = (NodeId(str(asked[0])), asked[1]) if name == "observe" else (NodeId(str(asked[1])), asked[2])
+            session = self.book.sessions[node]
+            live = session.epoch == epoch and session.closed_at is None
+            if name == "answer_command":
+                held = int(str(epoch)) <= self.seen_epochs.get(node, 0)
+                self.fate.judge(not held, "P-07: {} obeyed session {}, though it had seen {}", node, epoch, self.seen_epochs.get(node))
+            self.fate.judge(live, "P-06: a report of {} was written under session {}, which is over", node, epoch)
 
     def _containers(self, member: MemberId) -> list[Container]:
         return [one for machine in self.machines.values() for one in machine.of_member(member)]
@@ -111,6 +216,8 @@ class Judge:
         self.fate.history.add("database", "command {}", getattr(row, "operation", ""))
         if kind is CommandKind.COMMIT:
             stopped = self.book.jobs[self.book.members[member].job].stop_asked_at is not None
+            phase = self.book.members[member].phase
+            self.fate.judge(phase is MemberPhase.PREPARED, "P-10: a commit of {} was decided while it was {}", member, phase.value)
             self.fate.judge(not stopped, "R-LCH-12: a commit of {} was decided after its stop was accepted", member)
 
     def journal_lost(self, node: NodeId) -> None:

@@ -8,9 +8,9 @@ kept in :class:`Container`, and judged against what everybody claims.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 import trio
 from attrs import define, field
@@ -87,6 +87,18 @@ class Container:
         )
 
 
+class Watcher(Protocol):
+    """Whoever judges what is asked of the runtime, and what it does."""
+
+    def start_begun(self, machine: SimMachine, container: str) -> None:
+        """A daemon has made up its mind to start the container."""
+
+    def start_sent(self, machine: SimMachine, container: str) -> None:
+        """The request is on its way: whatever is answered, it may be executed."""
+
+    def started(self, machine: SimMachine, container: Container) -> None: ...
+
+
 @define(eq=False)
 class SimMachine:
     """One host."""
@@ -95,7 +107,7 @@ class SimMachine:
     fate: Fate
     root: Path  # where its disks lie
     gpus: int
-    on_start: Callable[[SimMachine, Container], None]
+    judge: Watcher
     boot: int = 1
     booted_at: float = 0.0
     instance: int = 1
@@ -179,7 +191,7 @@ class SimMachine:
         found.deaf = luck.random() < 0.3
         self.fate.history.add(self.node, "runtime: started {} until {:.1f}", found.spec.name, found.ends_at)
         found.wake()
-        self.on_start(self, found)
+        self.judge.started(self, found)
 
     def signal(self, name: str, signal: str) -> None:
         found = self._must_find(name)

@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from tuneplane.control.worker import worker_root
 from tuneplane.domain.faultpoint import AnswerLost
 from tuneplane.domain.fleets import Budgets, Gpu
 from tuneplane.domain.ids import FleetId, GatewayId, WorkerId
+from tuneplane.domain.jobs import Claim
+from tuneplane.domain.launch_table import AttemptAction, AttemptState, Cause, LaunchView, Verdict
 from tuneplane.domain.node_member import Grants
 from tuneplane.domain.node_ports import Cards
 from tuneplane.domain.timings import Timings
@@ -47,6 +50,29 @@ CPU_MILLIS, MEMORY_BYTES = 8000, 32 * GB  # a simulated machine
 TRACE_OFF = 0
 
 
+Deciding = Callable[[LaunchView, AttemptState, datetime], None]
+
+
+@define(eq=False)
+class WatchedTwin(Twin):
+    """Tells ``deciding`` on which view a step is decided, before anything happens to it."""
+
+    deciding: Deciding = lambda view, target, now: None
+
+    async def advance(
+        self,
+        claim: Claim,
+        view: LaunchView,
+        target: AttemptState,
+        action: AttemptAction,
+        cause: Cause,
+        verdict: Verdict | None,
+        now: datetime,
+    ) -> bool:
+        self.deciding(view, target, now)
+        return await super().advance(claim, view, target, action, cause, verdict, now)
+
+
 @define(eq=False)
 class Ground:
     """What all processes stand on."""
@@ -58,9 +84,10 @@ class Ground:
     network: Network
     outages: Outages
     nursery: trio.Nursery
+    deciding: Deciding
 
     def twin(self, life: Life) -> Twin:
-        return Twin(self.database, Storm(self.fate, life, self.outages), self.timings)
+        return WatchedTwin(self.database, Storm(self.fate, life, self.outages), self.timings, self.deciding)
 
     def entropy(self, count: int) -> bytes:
         return self.fate.random.randbytes(count)
@@ -168,6 +195,7 @@ class NodeDaemon(Process):
     machine: SimMachine = field(kw_only=True)
     credential: str = field(kw_only=True)
     core: NodeCore | None = None
+    core_since: float = 0.0
 
     @asynccontextmanager
     async def opened(self, life: Life) -> AsyncIterator[SupervisorSpec]:
@@ -190,6 +218,7 @@ class NodeDaemon(Process):
                 timings=ground.timings,
                 grants=Grants(budgets=budgets, storage_root=STORAGE_ROOT),
             )
+            self.core_since = trio.current_time()
             dial = Dial(
                 target=f"gateways:{GATEWAY_PORT}",
                 tls=TLS,
@@ -213,11 +242,13 @@ class Steps:
 
     fate: Fate
     processes: dict[str, Process]
+    passing: Callable[[str, str, str], None]  # process, fault point, moment: before they are harmed
 
     def __call__(self, name: str, moment: str) -> None:
         life = LIFE.get(None)
         if life is None or not life.alive:
             return
+        self.passing(life.process, name, moment)
         if self.fate.strikes("die-at-step", 0.02):
             self.processes[life.process].crash(f"{moment} {name}")
             return

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 import tuneplane.nodeside.storage_probe
 from tuneplane.actors import CleanUpOverdue
@@ -27,7 +27,7 @@ from tuneplane.domain.secrets import secret_hash
 from tuneplane.domain.timings import Timings
 
 from .clock import SimClock, sleep
-from .fate import LIFE, Fate, Life, true_now
+from .fate import EVERYTHING, LIFE, Fate, Focus, Life, true_now
 from .judge import Judge
 from .loop import seeded
 from .machine import BROKEN_IMAGE, SimMachine
@@ -48,7 +48,6 @@ TIMINGS = Timings(
     poll=6.0,
 )  # shorter than production where only waiting would be simulated; the relations hold
 TROUBLE_SECONDS = 150.0  # phase one
-REST_SECONDS = 900.0  # phase two: holds, leases, deadlines and back-offs all run out within this
 LOOK_SECONDS = 5.0
 
 
@@ -111,7 +110,7 @@ class World:
         self.ground.network.gateways = gateways
 
     async def _add_node(self, twin: Twin, root: Path, node: NodeId) -> None:
-        machine = SimMachine(node, self.fate, root, self.fate.random.randint(0, 3), self.judge.started)
+        machine = SimMachine(node, self.fate, root, self.fate.random.randint(0, 3), self.judge)
         now, token, credential = true_now(), f"token-{node}", f"credential-{node}"
         made = JoinToken(id=TokenId(token), fleet=FLEET, created_by=ADA, created_at=now, expires_at=now + timedelta(days=1))
         await twin.mint_join_token(made, token)
@@ -140,7 +139,7 @@ class World:
             await sleep(self.fate.soon(TROUBLE_SECONDS / 15))
             job = JobId(f"job-{number}")
             self.jobs.append(job)
-            self.ground.nursery.start_soon(self._one_user, job, self._spec(), luck.random() < 0.4)
+            self.ground.nursery.start_soon(self._one_user, job, self._spec(), luck.random() < self.fate.focus.stop_share)
 
     def _spec(self) -> JobSpec:
         luck = self.fate.random
@@ -164,7 +163,7 @@ class World:
         )
         self.fate.history.add("user", "{} submitted", job)
         if stops:
-            await sleep(self.fate.soon(25.0))
+            await sleep(self.fate.soon(self.fate.focus.stop_seconds))
             await _insist(lambda: twin.request_stop(job, ADA, true_now()))
             self.fate.history.add("user", "{} stop accepted", job)
 
@@ -181,6 +180,7 @@ class World:
             ("cut", 30.0, self._cut),
             ("database-away", 60.0, self._take_database),
             ("forget", 15.0, lambda: self.ground.nursery.start_soon(self._forget)),
+            ("database-restored", 50.0, lambda: self.ground.nursery.start_soon(self._restore_database)),
             ("drain", 40.0, lambda: self.ground.nursery.start_soon(self._drain)),
         )
         async with trio.open_nursery() as nursery:
@@ -234,6 +234,14 @@ class World:
         self.ground.outages.away_until = trio.current_time() + self.fate.soon(8.0)
         self.fate.history.add("database", "away until {:.1f}", self.ground.outages.away_until)
 
+    async def _restore_database(self) -> None:
+        """An operator puts a backup back: what was committed since has never been (P-07)."""
+        backup = self.ground.database.book.backup()
+        await sleep(self.fate.soon(20.0))
+        self.fate.history.add("operator", "restores the database from a backup")
+        self.judge.went_back()
+        self.ground.database.book.restore(backup)
+
     async def _forget(self) -> None:
         """Retention, much earlier than in production: whatever arrives late meets a Node that has forgotten."""
         age = timedelta(seconds=self.fate.soon(5.0))
@@ -246,6 +254,11 @@ class World:
         await sleep(self.fate.soon(20.0))
         await twin.set_node_state(node, NodeState.ACTIVE, "", true_now())
 
+    async def _patrol(self) -> None:
+        while True:
+            await sleep(LOOK_SECONDS)
+            self.judge.look_around()
+
     # ------------------------------------------------ phase two
 
     async def heal(self) -> None:
@@ -257,13 +270,14 @@ class World:
             machine.engine_back_at = 0.0
 
     async def converge(self) -> None:
-        """Everything comes to rest within REST_SECONDS; an operator lifts what only an operator may lift."""
+        """Everything comes to rest in time; an operator lifts what only an operator may lift."""
         twin = Twin(self.ground.database)
-        deadline = trio.current_time() + REST_SECONDS
+        patience = self.fate.focus.rest_seconds
+        deadline = trio.current_time() + patience
         while left := self.judge.left_over():
             if self.fate.violation is not None:
                 return
-            self.fate.judge(trio.current_time() < deadline, "no rest {} s after everything healed: {}", REST_SECONDS, "; ".join(left))
+            self.fate.judge(trio.current_time() < deadline, "no rest {} s after everything healed: {}", patience, "; ".join(left))
             await sleep(LOOK_SECONDS)
             for key in list(self.ground.database.book.cordons.rows):
                 await twin.set_node_state(key[0], NodeState.ACTIVE, "", true_now())
@@ -274,10 +288,11 @@ class World:
             self.ground.nursery.start_soon(process.run)
         self.ground.nursery.start_soon(self.users)
         self.ground.nursery.start_soon(self.troubles)
+        self.ground.nursery.start_soon(self._patrol)
         with trio.move_on_after(TROUBLE_SECONDS):
             await self.fate.failed.wait()
         await self.heal()
-        if self.fate.violation is None:
+        if self.fate.violation is None and not self.judge.seen_epochs:
             await self.converge()
 
 
@@ -294,8 +309,10 @@ async def _insist(act: Any) -> None:
 async def _simulate(fate: Fate, clock: SimClock, root: Path) -> tuple[World, float]:
     network, database = Network(fate, clock), Database(clock=true_now)
     async with trio.open_nursery() as nursery:
-        ground = Ground(fate, clock, TIMINGS, database, network, Outages(), nursery)
-        world = World(fate, ground, Judge(fate, database.book))
+        timings = evolve(TIMINGS, **fate.focus.timings)
+        judge = Judge(fate, database, timings)
+        ground = Ground(fate, clock, timings, database, network, Outages(), nursery, judge.deciding)
+        world = World(fate, ground, judge)
         database.watchers.append(world.judge.committed)
         with installed(network), _instrumented(fate, world):
             nursery.start_soon(network.run)
@@ -314,7 +331,7 @@ async def _simulate(fate: Fate, clock: SimClock, root: Path) -> tuple[World, flo
 def _instrumented(fate: Fate, world: World) -> Iterator[None]:
     probe = tuneplane.nodeside.storage_probe
     real, probe.run_killable = probe.run_killable, simulated_child(fate)
-    install_fault_hook(Steps(fate, world.processes))
+    install_fault_hook(Steps(fate, world.processes, world.judge.passing))
     try:
         yield
     finally:
@@ -322,9 +339,9 @@ def _instrumented(fate: Fate, world: World) -> Iterator[None]:
         probe.run_killable = real
 
 
-def run_seed(seed: int, *, tell: bool = False) -> Outcome:
+def run_seed(seed: int, focus: Focus = EVERYTHING, *, tell: bool = False) -> Outcome:
     """Run one seed to its end. Deterministic: the same seed, the same history, told of a bad seed or if asked for."""
-    fate = Fate(seed)
+    fate = Fate(seed, focus)
     root = make_root(DISKS, seed)
     world: World | None = None
     ended = 0.0

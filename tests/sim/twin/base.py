@@ -60,6 +60,7 @@ class Database:
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     book: Book = field(factory=Book)
     watchers: list[Callable[[str, list[Change]], None]] = field(factory=list)
+    asked: tuple[object, ...] = ()  # the arguments of the unit that is being committed, for watchers
     listeners: dict[Turns, None] = field(factory=dict)  # in the order of their coming
 
 
@@ -101,6 +102,7 @@ class Client:
             self.book.roll_back()
             raise
         changes, touched = self.book.close_unit()
+        self.database.asked = (*args, *named.values())
         for watcher in self.database.watchers:
             watcher(name, changes)
         for listener in tuple(self.database.listeners):

@@ -229,9 +229,22 @@ class Book:
     timeline: Table[int, tuple[JobId, TimelineEvent]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        for name, kind in self.__class__.__annotations__.items():
-            if str(kind).startswith("Table"):
-                setattr(self, name, Table(name, self.log))
+        for name in self._tables():
+            setattr(self, name, Table(name, self.log))
+
+    def backup(self) -> dict[str, dict[Hashable, object]]:
+        """All rows as they are, for :meth:`restore`."""
+        return {name: dict(getattr(self, name).rows) for name in self._tables()}
+
+    def restore(self, backup: dict[str, dict[Hashable, object]]) -> None:
+        """The database as it was then; whatever was committed since has never been (P-07)."""
+        for name, rows in backup.items():
+            table = getattr(self, name)
+            table.rows.clear()
+            table.rows.update(rows)
+
+    def _tables(self) -> list[str]:
+        return [name for name, kind in self.__class__.__annotations__.items() if str(kind).startswith("Table")]
 
     def roll_back(self) -> None:
         """Undo what the unit in hand did."""
