@@ -17,12 +17,13 @@ from tuneplane.domain.fleets import (
     FleetKind,
     FleetState,
     Gpu,
+    Interface,
     Inventory,
     Node,
     NodeState,
 )
 from tuneplane.domain.ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, TraceId
-from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Pool, Resources, RuntimeRef, WorkKind
+from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Network, Pool, Resources, RuntimeRef, WorkKind
 from tuneplane.domain.launch_table import AttemptState, LaunchView, MemberPhase, MemberView
 
 EPOCH = datetime(2026, 11, 30, 12, 0, 0, tzinfo=UTC)
@@ -74,6 +75,13 @@ GPUS = st.lists(st.integers(0, 7), unique=True, max_size=4).map(
 )
 
 
+# Every machine has the same docker0; some have a bond of their own, with or without an address (L-H5).
+INTERFACES = tuple(
+    (Interface(name="docker0", addresses=("172.17.0.1",)), *bond)
+    for bond in ((), (Interface(name="bond0"),), *((Interface(name="bond0", addresses=(f"10.1.0.{last}",)),) for last in range(1, 7)))
+)
+
+
 @st.composite
 def inventories(draw: st.DrawFn) -> Inventory:
     return Inventory(
@@ -86,6 +94,8 @@ def inventories(draw: st.DrawFn) -> Inventory:
         storage_root_seen=draw(st.booleans()),
         budgets=Budgets(cpu_millis=draw(optional(st.integers(1, 64000))), gpu_indexes=draw(optional(st.just((0, 1))))),
         problems=draw(st.sampled_from([(), (), ("no container runtime answers",)])),
+        interfaces=draw(st.sampled_from([(), *INTERFACES, *INTERFACES])),
+        route_address=draw(st.sampled_from(["", "127.0.0.1", *(f"10.0.0.{last}" for last in range(1, 9))])),
     )
 
 
@@ -117,6 +127,7 @@ def nodes(draw: st.DrawFn, number: int, now: datetime) -> Node:
         inventory_healthy=draw(st.booleans()) or draw(st.booleans()),
         capacity=draw(st.sampled_from([capacity, capacity, capacity, None])),
         free_gpu_uuids=tuple(f"GPU-{number}-{card}" for card in range(free)),
+        held_ports=tuple(draw(st.sampled_from([(), (), range(20000, 21000), range(20900, 21000)]))),
         created_at=EPOCH,
     )
 
@@ -143,6 +154,7 @@ def job_specs(draw: st.DrawFn) -> JobSpec:
     """Valid specs for a Node Fleet."""
     gpus = draw(st.integers(0, 4))
     pool = Pool(
+        nodes=draw(st.sampled_from([1, 1, 2, 3])),
         gpus_per_node=gpus,
         cpus=draw(st.floats(0.5, 64)) if gpus else draw(optional(st.floats(0.5, 64))),
         memory_gb=draw(st.floats(0.5, 900)) if gpus else draw(optional(st.floats(0.5, 900))),
@@ -159,7 +171,9 @@ def job_specs(draw: st.DrawFn) -> JobSpec:
         ),
         runtime=RuntimeRef(image="registry.example/train@sha256:" + "a" * 64),
         env=draw(st.dictionaries(st.from_regex(r"\A[A-SU-Z_][A-Z0-9_]{0,8}\Z"), TEXT.filter(lambda t: "\0" not in t), max_size=3)),
-        resources=Resources(pools=(pool,)),
+        resources=Resources(
+            pools=(pool,), network=draw(st.sampled_from([None, None, Network(), Network(interface="bond0"), Network(interface="docker0")]))
+        ),
         priority=draw(st.integers(-100, 100)),
     )
     return JobSpec(apiVersion="tuneplane/v1", kind=WorkKind.TRAINING_JOB, metadata=Metadata(name="demo"), spec=body)

@@ -246,7 +246,6 @@ def check_supported(body: JobBody) -> None:
         "spec.runtime.id": body.runtime.id is not None,
         "spec.orchestrator": body.orchestrator is Orchestrator.RAY,
         "spec.retries": body.retries > 0,
-        "spec.resources.network": body.resources.network is not None,
         "spec.resources.pools[0].series": any(pool.series is not None for pool in body.resources.pools),  # needs R-ENR-06
     }
     for at, present in unsupported.items():
@@ -261,5 +260,3 @@ def check_node_fleet_shape(body: JobBody) -> None:
         raise InvalidInput("spec.resources.pools", "a Node Fleet takes one pool; several belong on Kubernetes or Slurm")
     if pools[0].nodes > MAX_GANG:
         raise InvalidInput("spec.resources.pools[0].nodes", f"a Node Fleet takes at most {MAX_GANG}; more belong on Kubernetes or Slurm")
-    if pools[0].nodes > 1:
-        raise InvalidInput("spec.resources.pools[0].nodes", "jobs on several machines are not supported by this version of Tuneplane")

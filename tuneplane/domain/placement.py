@@ -12,6 +12,8 @@ from .fleets import Capability, Fleet, FleetState, Node, readiness
 from .jobs import Allocation
 from .jobspec import JobSpec, WorkKind, cpu_millis, memory_bytes
 from .leases import lease_ports, ports_needed
+from .plan import LOOPBACK
+from .reach import Peers, address_of, look_at_peers, why_no_interface, why_unreachable
 
 CAPABILITY_OF = {WorkKind.TRAINING_JOB: Capability.TRAIN, WorkKind.LIFECYCLE_JOB: Capability.TRAIN}
 
@@ -39,9 +41,25 @@ def admission_reasons(spec: JobSpec, fleet: Fleet, nodes: list[Node]) -> tuple[R
     declared = [node for node in nodes if node.capacity is not None]
     if not declared:
         return (Reason("no-inventory", f"Fleet {fleet.id} has no machine with declared budgets", fleet.id),)
-    if not any(_shortfall(spec, node, free=False) is None for node in declared):
+    fit = [node for node in declared if _shortfall(spec, node, free=False) is None]
+    if not fit:
         return (Reason("inventory-fit", f"no machine of Fleet {fleet.id} is large enough: {_need(spec)}", fleet.id),)
-    return ()
+    if len(fit) < spec.pool.nodes:
+        few = f"{len(fit)} of its machines are large enough: each {_need(spec)}"
+        return (Reason("inventory-fit", f"the job needs {spec.pool.nodes} machines of Fleet {fleet.id}, {few}", fleet.id),)
+    return _interface_reasons(spec, fleet, fit)
+
+
+def _interface_reasons(spec: JobSpec, fleet: Fleet, fit: list[Node]) -> tuple[Reason, ...]:
+    """A machine that tells no interfaces at all just now (its runtime is down, say) may have it."""
+    name = _interface(spec)
+    if name is None:
+        return ()
+    may = [node for node in fit if node.inventory is None or not node.inventory.interfaces or why_no_interface(node, name) is None]
+    if len(may) >= spec.pool.nodes:
+        return ()
+    detail = f"the job needs {spec.pool.nodes} machines with interface {name}, Fleet {fleet.id} has {len(may)}"
+    return (Reason("no-interface", detail, fleet.id),)
 
 
 def place(spec: JobSpec, fleet: Fleet, nodes: list[Node], now: datetime, seed: str = "") -> Union[Placed, MustWait]:
@@ -51,8 +69,9 @@ def place(spec: JobSpec, fleet: Fleet, nodes: list[Node], now: datetime, seed: s
     """
     reasons: list[Reason] = []
     fitting: list[Node] = []
+    peers = look_at_peers(nodes, _interface(spec)) if spec.pool.nodes > 1 else None
     for node in sorted(nodes, key=lambda n: n.id):
-        reason = _why_not(spec, fleet, node, now)
+        reason = _why_not(spec, fleet, node, now) or _why_apart(spec, node, peers)
         if reason is None:
             fitting.append(node)
         else:
@@ -66,7 +85,20 @@ def place(spec: JobSpec, fleet: Fleet, nodes: list[Node], now: datetime, seed: s
 def _allocate(spec: JobSpec, node: Node, rank: int, seed: str) -> Allocation:
     ports = lease_ports(node, ports_needed(spec.spec.orchestrator, rank), seed)
     assert ports is not None  # place() keeps only Nodes with ports for any rank
-    return Allocation(node=node.id, rank=rank, gpu_uuids=node.free_gpu_uuids[: spec.pool.gpus_per_node], ports=ports)
+    address = address_of(node, _interface(spec)) if spec.pool.nodes > 1 else LOOPBACK
+    return Allocation(node=node.id, rank=rank, gpu_uuids=node.free_gpu_uuids[: spec.pool.gpus_per_node], ports=ports, address=address)
+
+
+def _interface(spec: JobSpec) -> str | None:
+    network = spec.spec.resources.network
+    return network.interface if network is not None else None
+
+
+def _why_apart(spec: JobSpec, node: Node, peers: Peers | None) -> Reason | None:
+    """Why a member on ``node`` would not find its network, or its peers not find it."""
+    name = _interface(spec)
+    reason = why_no_interface(node, name) if name is not None else None
+    return reason or (why_unreachable(node, peers) if peers is not None else None)
 
 
 def _must_wait(spec: JobSpec, fleet: Fleet, fit: int, reasons: list[Reason]) -> MustWait:
