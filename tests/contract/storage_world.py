@@ -130,7 +130,9 @@ class World:
             now=self.now,
         )
 
-    async def node(self, name: str = "n1", *, cards: tuple[str, ...] = (), cpus: int = 16) -> SessionOpened:
+    async def node(
+        self, name: str = "n1", *, cards: tuple[str, ...] = (), cpus: int = 16, ports: tuple[int, int] = (20000, 20999), route: str = ""
+    ) -> SessionOpened:
         """Enrolled, connected through ``GATEWAY``, with a fresh inventory: ready."""
         if await self.storage.get_fleet(FLEET) is None:
             await self.fleet()
@@ -139,7 +141,9 @@ class World:
         if not await self.storage.renew_gateway(GATEWAY, self.now + timedelta(hours=1)):
             await self.storage.register_gateway(GATEWAY, "127.0.0.1", 9000, self.now, self.now + timedelta(hours=1))
         opened = await self.connect(name)
-        await self.storage.record_inventory(NodeId(name), opened.epoch, an_inventory(cards, cpus=cpus), "sha256:i", self.now)
+        seen = an_inventory(cards, cpus=cpus, route_address=route)
+        seen = evolve(seen, budgets=evolve(seen.budgets, port_first=ports[0], port_last=ports[1]))
+        await self.storage.record_inventory(NodeId(name), opened.epoch, seen, "sha256:i", self.now)
         return opened
 
     async def connect(

@@ -8,13 +8,16 @@ from datetime import timedelta
 import pytest
 import trio
 
-from tests.contract.storage_world import FLEET, GATEWAY, USER, OpenWorld, a_member
+from tests.contract.storage_world import FLEET, GATEWAY, USER, OpenWorld, World, a_member, a_spec
+from tuneplane.control.plans import plan_attempt
 from tuneplane.domain.errors import Fenced, IllegalTransition, Refused
 from tuneplane.domain.fleets import NodeState
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import JobId, MemberId, NodeId, UserName, WorkerId, attempt_id
 from tuneplane.domain.jobs import EncryptedIdentity
+from tuneplane.domain.jobspec import Pool, Resources
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, JobState, MemberPhase
+from tuneplane.domain.placement import MustWait, place
 
 N1 = NodeId("n1")
 JOB = JobId("job-a")
@@ -80,6 +83,61 @@ async def test_gangs_over_the_same_two_nodes_in_both_orders_do_not_deadlock(open
             assert node is not None
             assert node.capacity is not None
             assert node.capacity.cpu_millis_used == 8000
+
+
+@pytest.mark.seconds(120)
+async def test_eight_allocators_with_gangs_never_book_anything_twice_and_never_deadlock(open_world: OpenWorld) -> None:
+    """R-PLC-05, L-H3: each plans from what it has read; whatever was booked meanwhile, the database says no to."""
+    async with open_world() as world:
+        names = [f"n{number}" for number in range(1, 7)]
+        for name in names:
+            await world.node(name, cpus=8, ports=(20000, 20002), route=f"10.0.0.{name[1:]}")
+        fleet = await world.storage.get_fleet(FLEET)
+        assert fleet is not None
+        jobs = []
+        for number in range(24):
+            pool = Pool(nodes=(1, 2, 3)[number % 3], cpus=3.0, memory_gb=1.0)
+            jobs.append(await world.submit(f"job-{number}", spec=a_spec(resources=Resources(pools=(pool,)))))
+        refused: list[JobId] = []
+
+        async def allocate(worker: int) -> None:
+            """What the Allocator does, without its waits; every worker begins with another job."""
+            for name in [*jobs[worker * 3 :], *jobs[: worker * 3]]:
+                while True:
+                    job = await world.storage.get_job(name)
+                    assert job is not None
+                    answer = place(job.spec, fleet, await world.storage.placement_nodes(FLEET, world.now), world.now, seed=f"{name}-1")
+                    if job.attempts or isinstance(answer, MustWait):
+                        break
+                    planned = plan_attempt(job, fleet, answer, "/srv")
+                    if await world.storage.place(name, planned.id, planned.number, planned.members, world.now):
+                        break
+                    refused.append(name)
+
+        async with trio.open_nursery() as nursery:
+            for worker in range(8):
+                nursery.start_soon(allocate, worker)
+        await _check_bookings(world, names, jobs)
+
+
+async def _check_bookings(world: World, names: list[str], jobs: list[JobId]) -> None:
+    """The sums of what is held are the sums of what the plans say, and nothing is left that a further look could place."""
+    placed = [attempt for job in jobs if (found := await world.storage.get_job(job)) is not None for attempt in found.attempts]
+    assert len({attempt.id for attempt in placed}) == len(placed)
+    for name in names:
+        node = await world.storage.get_node(NodeId(name), world.now)
+        assert node is not None
+        assert node.capacity is not None
+        members = [member for attempt in placed for member in attempt.members if member.node == name]
+        assert node.capacity.cpu_millis_used == 3000 * len(members) <= 8000
+        assert len(node.held_ports) == sum(member.rank == 0 for member in members) <= 3
+        assert set(node.members) == {member.id for member in members}
+    fleet, nodes = await world.storage.get_fleet(FLEET), await world.storage.placement_nodes(FLEET, world.now)
+    assert fleet is not None
+    for job in jobs:
+        found = await world.storage.get_job(job)
+        assert found is not None
+        assert found.attempts or isinstance(place(found.spec, fleet, nodes, world.now), MustWait)
 
 
 async def test_one_job_placed_by_ten_workers_has_one_attempt(open_world: OpenWorld) -> None:

@@ -146,12 +146,13 @@ class Plane:
         found = await self.storage.get_node(node, now())
         return found is not None and found.connection.state == "connected" and found.inventory_healthy, found
 
-    async def submit(self, **changes: object) -> JobId:
+    async def submit(self, *, nodes: int = 1, **changes: object) -> JobId:
+        """One CPU and 1 GB a machine."""
         self._count += 1
         body = JobBody(
             command=("true",),
             runtime=RuntimeRef(image="busybox"),
-            resources=Resources(pools=(Pool(cpus=1.0, memory_gb=1.0),)),
+            resources=Resources(pools=(Pool(nodes=nodes, cpus=1.0, memory_gb=1.0),)),
             **changes,  # type: ignore[arg-type]
         )
         spec = JobSpec(apiVersion="tuneplane/v1", kind=WorkKind.TRAINING_JOB, metadata=Metadata(name="demo"), spec=body)
