@@ -41,7 +41,7 @@ async def test_grace_goes_on_over_restarts_of_the_daemon_and_the_signal_is_sent_
         await node.send(stop(plan, grace_seconds=GRACE_SECONDS))
         record = await node.until(plan.member, lambda record: bool(record.grace_boot_id))
         began = time.monotonic()
-        assert node.core.progress[plan.member].progress == Progress(phase="stop sent, not confirmed")
+        assert node.core.progress[plan.member].progress == Progress(phase="stop-unconfirmed")
     for _ in range(2):
         async with open_node(tmp_path / "state", podman, storage_root=str(root)) as node:
             await node.until(plan.member, lambda now: now.revision > record.revision)

@@ -56,7 +56,7 @@ class Outcome:
 
 PLAN_TARGET = "/tuneplane/plan"
 PIDS_LIMIT = 32768  # data loaders and threads of a whole machine; a fork bomb ends here
-UNCONFIRMED = Progress(phase="stop sent, not confirmed")  # what a person sees until the runtime shows the end (L-E9)
+UNCONFIRMED = Progress(phase="stop-unconfirmed")  # what a person sees until the runtime shows the end (L-E9)
 KILL_CONFIRM_SECONDS = 10.0  # after SIGKILL: longer means the kernel holds it; the stop then stays unconfirmed (L-E9)
 
 
@@ -214,9 +214,9 @@ async def do_remove(core: NodeCore, record: NodeMember) -> Outcome:
 async def do_fence(core: NodeCore, record: NodeMember) -> Outcome:
     """Hold the name with an inert container, so that a create still executing cannot succeed any more (P-01)."""
     if not record.create_sent:
-        return Outcome(MemberEvent.FENCED)  # nothing was ever sent
-    image = (await load_plan(core, record)).image if record.plan_digest else ""  # no plan: a Stop for what was never heard of
-    if not image or not await core.engine.has_image(image):
+        return Outcome(MemberEvent.FENCED)  # nothing was ever sent under this record
+    image = (await load_plan(core, record)).image
+    if not await core.engine.has_image(image):
         image = await core.engine.any_image() or ""
     if not image:
         return Outcome(MemberEvent.FENCED)  # no image, so no create can succeed
