@@ -149,7 +149,8 @@ class SimEngine:
         return await self._do(f"creating {spec.name}", lambda: self.machine.create(spec))
 
     async def start(self, container: str) -> None:
-        self.machine.judge.start_begun(self.machine, container)
+        if self.life.alive:
+            self.machine.judge.start_begun(self.machine, container)
         if self.fate.strikes("engine-lie", 0.1):
             self.machine.judge.start_sent(self.machine, container)
             self.fate.history.add(self.machine.node, "engine: says that it started {}, and did not", container[:16])

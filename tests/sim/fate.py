@@ -42,6 +42,10 @@ FAULTS = (
     "control-delay",
     "forget",
     "drain",
+    "cordon",
+    "power-cut",
+    "disk-image",
+    "name-taken",
 )
 ON_REQUEST = ("database-restored",)  # an operator's act that no healing undoes: only in runs that are about it
 
@@ -149,7 +153,7 @@ class Life:
             self.died.set()
 
     def clock(self) -> datetime:
-        """The wall clock of this process's machine."""
+        """The wall clock of this process's machine, which may be set at any moment."""
         return BASE + timedelta(seconds=trio.current_time() + self.skew_seconds)
 
 

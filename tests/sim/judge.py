@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta
 
 import trio
@@ -133,25 +134,40 @@ class Judge:
         record = core.journal.member(member) if core is not None else None
         ended = record is not None and record.phase in ENDED
         self.fate.judge(not ended, "P-01: {} was started after its journal said {}", member, record.phase if record else "")
+        self._check_former(row)
         self._check_share(machine)
+
+    def _check_former(self, row: MemberRow) -> None:
+        """A retry starts when all members of the attempt before it have ended, in the runtimes."""
+        number = self.book.attempts[row.attempt].number
+        for other in self.book.members:
+            if other.job == row.job and self.book.attempts[other.attempt].number < number:
+                running = any(one.running for one in self._containers(other.id))
+                self.fate.judge(not running, "R-LCH-15: {} starts while {} still runs", row.id, other.id)
 
     def _check_share(self, machine: SimMachine) -> None:
         """R-LCH-06: what really runs at once fits the machine."""
-        running = [self._row(one) for one in machine.containers.values() if one.running]
-        holders = [uuid for one in machine.containers.values() if one.running for uuid in one.spec.gpu_uuids]
+        ours = [one for one in machine.of_ours() if one.running]
+        running = [one.member for one in ours]
+        holders = [uuid for one in ours for uuid in one.spec.gpu_uuids]
         self.fate.judge(len(holders) == len(set(holders)), "a card of {} runs two members: {}", machine.node, holders)
-        cpu = sum(one.spec.cpu_millis for one in machine.containers.values() if one.running)
-        memory = sum(one.spec.memory_bytes for one in machine.containers.values() if one.running)
+        ports = [port for one in ours for port in self._ports(one.member)]
+        self.fate.judge(len(ports) == len(set(ports)), "R-PLC-05: {} run on the same port of {}: {}", running, machine.node, ports)
+        cpu = sum(one.spec.cpu_millis for one in ours)
+        memory = sum(one.spec.memory_bytes for one in ours)
         fits = cpu <= CPU_MILLIS and memory <= MEMORY_BYTES
         self.fate.judge(fits, "{} runs {} over its budget: {} CPU, {} bytes", machine.node, running, cpu, memory)
 
-    def _row(self, container: Container) -> str:
-        return container.member
+    def _ports(self, member: MemberId) -> list[int]:
+        row = self.book.members.get(member)
+        return list(json.loads(row.plan)["ports"]) if row is not None else []
 
     # ------------------------------------------------ the database
 
     def committed(self, name: str, changes: list[Change]) -> None:
         """A unit of work has just become durable."""
+        if any(change.table in ("holds", "gpu_holds", "port_holds") for change in changes):
+            self._check_holds()
         self._written(name, changes)
         if self.seen_epochs:
             return
@@ -205,6 +221,22 @@ class Judge:
             proven = all(any(one.succeeded for one in self._containers(row.id)) for row in rows)
             self.fate.judge(bool(rows) and proven, "P-04: {} succeeded without evidence", name)
 
+    def _check_holds(self) -> None:
+        """R-LCH-06, R-PLC-05: a card, a port, CPU and memory have one holder, and no hold is without its row."""
+        cards: dict[str, MemberId] = {}
+        ports: dict[tuple[NodeId, int], MemberId] = {}
+        cpu: dict[NodeId, int] = {}
+        for hold in self.book.holds:
+            cpu[hold.node] = cpu.get(hold.node, 0) + hold.cpu_millis
+            for uuid in hold.gpu_uuids:
+                other = cards.setdefault(uuid, hold.member)
+                self.fate.judge(other == hold.member, "card {} is held by {} and {}", uuid, other, hold.member)
+            for port in hold.ports:
+                other = ports.setdefault((hold.node, port), hold.member)
+                self.fate.judge(other == hold.member, "port {} of {} is held by {} and {}", port, hold.node, other, hold.member)
+        for node, used in cpu.items():
+            self.fate.judge(used <= CPU_MILLIS, "{} has {} CPU held", node, used)
+
     def _released(self, member: MemberId) -> None:
         row = self.book.members[member]
         self.fate.judge(row.phase in ENDED_PHASES, "R-LCH-03: what {} holds was released while it is {}", member, row.phase.value)
@@ -221,7 +253,10 @@ class Judge:
             self.fate.judge(not stopped, "R-LCH-12: a commit of {} was decided after its stop was accepted", member)
 
     def journal_lost(self, node: NodeId) -> None:
-        self.orphaned |= {row.id for row in self.book.members if row.node == node}
+        """Its journal is another one, or what it was some time ago: nobody knows any more what was done."""
+        here = {row.id for row in self.book.members if row.node == node}
+        self.orphaned |= here
+        self.ended = {key: phase for key, phase in self.ended.items() if key[1] not in here}
 
     def _may_lie(self, container: Container) -> bool:
         """Its journal is gone; or it was created, never started, long after its member was over and its fence forgotten:
@@ -240,7 +275,7 @@ class Judge:
         ]
         left += [f"command {row.operation} is open" for row in self.book.commands if row.open]
         for machine in self.machines.values():
-            rest = [one for one in machine.containers.values() if not one.is_fence]
+            rest = [one for one in machine.of_ours() if not one.is_fence]
             left += [f"{one.spec.name} is still on {machine.node}" for one in rest if one.running or not self._may_lie(one)]
         left += [f"{node.id} has used {node.cpu_used} CPU" for node in self.book.nodes if node.cpu_used or node.memory_used]
         return left

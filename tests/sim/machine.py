@@ -7,8 +7,8 @@ kept in :class:`Container`, and judged against what everybody claims.
 
 from __future__ import annotations
 
-import shutil
 from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from tuneplane.domain.node_member import LABEL_FENCE, LABEL_MEMBER
 from tuneplane.domain.node_ports import ContainerSpec, ContainerState, EngineRefused, Refusal
 from tuneplane.domain.node_ports import Life as ContainerLife
 
+from .disk import SimDisk
 from .fate import Fate, Life, true_now
 
 IMAGE_PULL_SECONDS = 4.0
@@ -46,7 +47,12 @@ class Container:
 
     @property
     def member(self) -> MemberId:
-        return MemberId(self.spec.labels[LABEL_MEMBER])
+        """ "" for a container that is none of ours."""
+        return MemberId(self.spec.labels.get(LABEL_MEMBER, ""))
+
+    @property
+    def is_foreign(self) -> bool:
+        return not self.member
 
     @property
     def is_fence(self) -> bool:
@@ -111,7 +117,7 @@ class SimMachine:
     boot: int = 1
     booted_at: float = 0.0
     instance: int = 1
-    disks: int = 0
+    disk: SimDisk = field(init=False)
     engine_back_at: float = 0.0
     containers: dict[str, Container] = field(factory=dict)  # as the runtime shows them, by id
     graveyard: list[Container] = field(factory=list)  # removed or forgotten ones, for the judge
@@ -119,23 +125,7 @@ class SimMachine:
     _made: int = 0
 
     def __attrs_post_init__(self) -> None:
-        self.new_disk()
-
-    # ------------------------------------------------ disk
-
-    @property
-    def state_dir(self) -> Path:
-        return self.root / f"{self.node}-{self.disks}"
-
-    def new_disk(self) -> None:
-        self.disks += 1
-        self.state_dir.mkdir(mode=0o700, parents=True)
-
-    def snapshot_disk(self) -> None:
-        """What a killed process leaves is what was written at this instant; the dying one goes on with a copy nobody reads."""
-        former = self.state_dir
-        self.disks += 1
-        shutil.copytree(former, self.state_dir, ignore=shutil.ignore_patterns("*-shm"))
+        self.disk = SimDisk(self.node, self.fate, self.root)
 
     # ------------------------------------------------ power
 
@@ -144,7 +134,7 @@ class SimMachine:
         self.boot += 1
         self.instance += 1
         self.booted_at = trio.current_time()
-        for container in list(self.containers.values()):
+        for container in self.of_ours():
             container.end(0, UNWITNESSED)
             if self.fate.random.random() < 0.3:
                 self.take_away(container)
@@ -155,7 +145,7 @@ class SimMachine:
         at_once = self.fate.random.random() < 0.3  # back between two questions of the daemon
         self.engine_back_at = trio.current_time() + (0.0 if at_once else self.fate.soon(4.0))
         dies = self.fate.random.random() < 0.5
-        for container in self.containers.values():
+        for container in self.of_ours():
             if dies:
                 container.end(self.fate.random.choice((0, 137)), UNWITNESSED)
 
@@ -164,7 +154,18 @@ class SimMachine:
     def find(self, name: str) -> Container | None:
         return self.containers.get(name) or next((one for one in self.containers.values() if one.spec.name == name), None)
 
+    def add_foreign(self, name: str) -> Container:
+        """Somebody else's container, which runs for ever."""
+        self._made += 1
+        spec = ContainerSpec(name=name, image="registry.example/other@sha256:" + "f" * 64, command=("serve",), labels={"app": "other"})
+        made = Container(id=f"{self.node}{self._made:060x}", spec=spec, starts=1, started_at=true_now(), ends_at=inf)
+        self.containers[made.id] = made
+        return made
+
     def create(self, spec: ContainerSpec) -> str:
+        if self.fate.strikes("name-taken", 0.05) and not self.of_member(MemberId(spec.labels.get(LABEL_MEMBER, ""))):
+            self.fate.history.add(self.node, "somebody else has a container named {}", spec.name)
+            self.add_foreign(spec.name)
         if self.find(spec.name) is not None:
             raise EngineRefused("creating", Refusal.NAME_TAKEN, f"the name {spec.name} is in use", 409)
         if spec.image not in self.images:
@@ -179,6 +180,9 @@ class SimMachine:
         found = self._must_find(name)
         if found.running:
             return
+        gone = [mount.source for mount in found.spec.mounts if mount.source.startswith(str(self.root)) and not Path(mount.source).is_dir()]
+        if gone:
+            raise EngineRefused("starting", Refusal.OTHER, f"no such directory: {gone[0]}", 500)
         if BROKEN_IMAGE in found.spec.command:
             raise EngineRefused("starting", Refusal.OTHER, "exec format error", 500)
         found.starts += 1
@@ -195,6 +199,7 @@ class SimMachine:
 
     def signal(self, name: str, signal: str) -> None:
         found = self._must_find(name)
+        self.fate.judge(not found.is_foreign, "{} was sent to {}, which is none of ours", signal, found.spec.name)
         if not found.running:
             raise EngineRefused("signalling", Refusal.NOT_RUNNING, "is not running", 409)
         self.fate.history.add(self.node, "runtime: {} to {}", signal, found.spec.name)
@@ -206,6 +211,7 @@ class SimMachine:
     def remove(self, name: str) -> None:
         found = self.find(name)
         if found is not None:
+            self.fate.judge(not found.is_foreign, "{} was removed, which is none of ours", found.spec.name)
             self.fate.history.add(self.node, "runtime: removed {}", found.spec.name)
             found.end(137, KILLED)
             self.take_away(found)
@@ -222,6 +228,9 @@ class SimMachine:
         return found
 
     # ------------------------------------------------ for the judge
+
+    def of_ours(self) -> list[Container]:
+        return [one for one in self.containers.values() if not one.is_foreign]
 
     def of_member(self, member: MemberId) -> list[Container]:
         """All that ever existed here for it."""

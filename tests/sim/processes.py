@@ -200,11 +200,12 @@ class NodeDaemon(Process):
     @asynccontextmanager
     async def opened(self, life: Life) -> AsyncIterator[SupervisorSpec]:
         machine, ground = self.machine, self.ground
-        state_dir = machine.state_dir
+        state_dir = machine.disk.state_dir
         clocks = SimClocks(machine, life)
         budgets = Budgets(cpu_millis=CPU_MILLIS, memory_bytes=MEMORY_BYTES, gpu_indexes=tuple(range(machine.gpus)))
         config = NodeConfig(state_dir=state_dir, budgets=budgets, storage_root=STORAGE_ROOT, timings=ground.timings)
         async with open_journal(state_dir, run_inline) as journal:
+            machine.disk.journal_opened(journal._database.execute("PRAGMA synchronous").fetchone()[0])
             self.core = NodeCore(
                 node=machine.node,
                 fleet=FLEET,
@@ -233,7 +234,17 @@ class NodeDaemon(Process):
         return Cards(gpus=gpus, driver_version="1")
 
     def at_death(self) -> None:
-        self.machine.snapshot_disk()
+        self.machine.disk.survive_kill()
+
+    def cut_power(self, why: str) -> None:
+        """The whole machine stops and boots again; what was not fsynced may be lost."""
+        self.down_until = trio.current_time() + 2.0 + self.ground.fate.soon(10.0)
+        if self.life.alive:
+            self.life.die(why)
+            self.ground.network.drop_process(self.name)
+        self.ground.fate.history.add(self.name, "machine reboots")
+        self.machine.disk.survive_power_cut()
+        self.machine.reboot()
 
 
 @define(eq=False)
@@ -249,8 +260,11 @@ class Steps:
         if life is None or not life.alive:
             return
         self.passing(life.process, name, moment)
+        process = self.processes[life.process]
+        if isinstance(process, NodeDaemon) and not self._journalled(process, name, moment):
+            return
         if self.fate.strikes("die-at-step", 0.02):
-            self.processes[life.process].crash(f"{moment} {name}")
+            self._end(process, f"{moment} {name}")
             return
         if not name.startswith("node.") or name == "node.journal.create":
             return
@@ -260,6 +274,22 @@ class Steps:
         if moment == "after" and self.fate.strikes("disk-lost-answer", 0.05):
             self.fate.history.add(life.process, "disk: error after {}", name)
             raise AnswerLost(name)
+
+    def _journalled(self, daemon: NodeDaemon, name: str, moment: str) -> bool:
+        """Tell the disk of a commit. False: the power went while its frames were on their way to the disk."""
+        if moment == "before" or not name.startswith("node.journal."):
+            return True
+        if self.fate.strikes("power-cut", 0.01):
+            daemon.cut_power(f"power cut in the COMMIT of {name}")
+            return False
+        daemon.machine.disk.journal_committed()
+        return True
+
+    def _end(self, process: Process, why: str) -> None:
+        if isinstance(process, NodeDaemon) and self.fate.strikes("power-cut", 0.5):
+            process.cut_power(f"power cut {why}")
+        else:
+            process.crash(why)
 
 
 def simulated_child(fate: Fate) -> Callable[..., Any]:

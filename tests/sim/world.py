@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import structlog
 import trio
@@ -17,28 +16,27 @@ from attrs import define, evolve, field, frozen
 
 import tuneplane.nodeside.storage_probe
 from tuneplane.actors import CleanUpOverdue
-from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.faultpoint import install_fault_hook
 from tuneplane.domain.fleets import Budgets, Capability, Delivery, Fleet, FleetKind, Inventory, NodeState
-from tuneplane.domain.ids import JobId, NodeId, TokenId, TraceId, UserName
+from tuneplane.domain.ids import NodeId, TokenId
 from tuneplane.domain.jobs import JoinRequest, JoinToken
-from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Pool, Resources, RuntimeRef, StopPolicy, WorkKind
 from tuneplane.domain.secrets import secret_hash
 from tuneplane.domain.timings import Timings
 
 from .clock import SimClock, sleep
+from .disk import SimDisk, watched_fsync
 from .fate import EVERYTHING, LIFE, Fate, Focus, Life, true_now
 from .judge import Judge
 from .loop import seeded
-from .machine import BROKEN_IMAGE, SimMachine
+from .machine import SimMachine
 from .processes import FLEET, Gateway, Ground, NodeDaemon, Process, Steps, Worker, make_root, simulated_child
 from .stream import Network, installed
+from .troubles import Troubles
 from .twin import Database, Twin
+from .users import ADA, Users
 from .weather import Outages
 
 DISKS = Path("/dev/shm")  # journals live a second, and fsync there costs nothing
-ADA = UserName("ada")
-IMAGE = "registry.example/train@sha256:" + "0" * 64
 TIMINGS = Timings(
     prepare_deadline=60.0,
     hold=120.0,
@@ -90,7 +88,10 @@ class World:
     ground: Ground
     judge: Judge
     processes: dict[str, Process] = field(factory=dict)
-    jobs: list[JobId] = field(factory=list)
+    users: Users = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.users = Users(self.ground, self.judge)
 
     # ------------------------------------------------ building
 
@@ -100,7 +101,7 @@ class World:
         await twin.create_fleet(
             Fleet(id=FLEET, kind=FleetKind.NODE, delivery=Delivery.SHARED_MOUNT, capabilities=(Capability.TRAIN,), created_at=true_now())
         )
-        for number in range(luck.randint(1, 3)):
+        for number in range(luck.choice((1, 2, 2, 3, 3, 4))):
             await self._add_node(twin, root, NodeId(f"node-{number}"))
         for number in range(luck.randint(1, 2)):
             self.processes[f"worker-{number}"] = Worker(f"worker-{number}", self.ground)
@@ -129,130 +130,8 @@ class World:
         daemon = NodeDaemon(node, self.ground, machine=machine, credential=credential)
         self.processes[node] = self.judge.daemons[node] = daemon
         self.judge.machines[node] = machine
-
-    # ------------------------------------------------ phase one
-
-    async def users(self) -> None:
-        """Submit jobs, and stop some of them at any moment."""
-        luck = self.fate.random
-        for number in range(luck.randint(3, 10)):
-            await sleep(self.fate.soon(TROUBLE_SECONDS / 15))
-            job = JobId(f"job-{number}")
-            self.jobs.append(job)
-            self.ground.nursery.start_soon(self._one_user, job, self._spec(), luck.random() < self.fate.focus.stop_share)
-
-    def _spec(self) -> JobSpec:
-        luck = self.fate.random
-        gpus = luck.choice(
-            (0, luck.randint(0, max(machine.gpus for machine in self.judge.machines.values())))
-        )  # admission: it fits somewhere
-        pool = Pool(gpus_per_node=gpus, cpus=luck.choice((1.0, 2.0, 4.0)), memory_gb=luck.choice((1.0, 8.0, 16.0)))
-        body = JobBody(
-            command=(BROKEN_IMAGE,) if luck.random() < 0.05 else ("train",),
-            runtime=RuntimeRef(image="train"),
-            resources=Resources(pools=(pool,)),
-            stop=StopPolicy(grace_seconds=luck.choice((0.0, 2.0, 10.0))),
-            max_runtime_seconds=luck.choice((None, None, 20.0)),
-        )
-        return JobSpec(apiVersion="tuneplane/v1", kind=WorkKind.TRAINING_JOB, metadata=Metadata(name="sim"), spec=body)
-
-    async def _one_user(self, job: JobId, spec: JobSpec, stops: bool) -> None:
-        twin = self.ground.twin(Life("user", self.fate))
-        await _insist(
-            lambda: twin.submit(job, spec, owner=ADA, fleet=FLEET, image=IMAGE, trace=TraceId(job), idempotency_key=job, now=true_now())
-        )
-        self.fate.history.add("user", "{} submitted", job)
-        if stops:
-            await sleep(self.fate.soon(self.fate.focus.stop_seconds))
-            await _insist(lambda: twin.request_stop(job, ADA, true_now()))
-            self.fate.history.add("user", "{} stop accepted", job)
-
-    async def troubles(self) -> None:
-        """Faults of whole processes, machines, links and clocks."""
-        acts = (
-            ("crash-worker", 40.0, lambda: self._crash("worker")),
-            ("crash-gateway", 40.0, lambda: self._crash("gateway")),
-            ("crash-node", 25.0, lambda: self._crash("node")),
-            ("leave", 60.0, self._leave),
-            ("reboot", 80.0, self._reboot),
-            ("engine-restart", 50.0, lambda: self._machine().restart_engine()),
-            ("disk-gone", 150.0, self._lose_disk),
-            ("cut", 30.0, self._cut),
-            ("database-away", 60.0, self._take_database),
-            ("forget", 15.0, lambda: self.ground.nursery.start_soon(self._forget)),
-            ("database-restored", 50.0, lambda: self.ground.nursery.start_soon(self._restore_database)),
-            ("drain", 40.0, lambda: self.ground.nursery.start_soon(self._drain)),
-        )
-        async with trio.open_nursery() as nursery:
-            for name, mean, act in acts:
-                if self.fate.odds[name] > 0:
-                    nursery.start_soon(self._again_and_again, mean / max(self.fate.odds[name], 0.2), act)
-
-    async def _again_and_again(self, mean: float, act: Any) -> None:
-        while not self.fate.calm:
-            await sleep(self.fate.soon(mean))
-            if not self.fate.calm:
-                act()
-
-    def _machine(self) -> SimMachine:
-        return self.fate.random.choice(list(self.judge.machines.values()))
-
-    def _crash(self, kind: str) -> None:
-        process = self.fate.random.choice([one for name, one in self.processes.items() if name.startswith(kind)])
-        process.down_until = trio.current_time() + self.fate.soon(5.0)
-        process.crash("SIGKILL")
-
-    def _leave(self) -> None:
-        process = self.fate.random.choice(list(self.processes.values()))
-        if process.life.alive:
-            self.fate.history.add(process.name, "is asked to leave")
-            process.leave()
-
-    def _reboot(self) -> None:
-        machine = self._machine()
-        daemon = self.judge.daemons[machine.node]
-        daemon.down_until = trio.current_time() + 2.0 + self.fate.soon(10.0)
-        daemon.crash("reboot")
-        self.fate.history.add(machine.node, "machine reboots")
-        machine.reboot()
-
-    def _lose_disk(self) -> None:
-        machine = self._machine()
-        self.judge.daemons[machine.node].crash("its disk is replaced")
-        self.fate.history.add(machine.node, "journal and logs are gone")
-        machine.new_disk()
-        self.judge.journal_lost(machine.node)
-
-    def _cut(self) -> None:
-        network = self.ground.network
-        pair = frozenset((self._machine().node, self.fate.random.choice(network.gateways)))
-        self.fate.history.add("network", "cut between {}", sorted(pair))
-        network.cuts.add(pair)
-        network.at(trio.current_time() + self.fate.soon(25.0), lambda: network.cuts.discard(pair))
-
-    def _take_database(self) -> None:
-        self.ground.outages.away_until = trio.current_time() + self.fate.soon(8.0)
-        self.fate.history.add("database", "away until {:.1f}", self.ground.outages.away_until)
-
-    async def _restore_database(self) -> None:
-        """An operator puts a backup back: what was committed since has never been (P-07)."""
-        backup = self.ground.database.book.backup()
-        await sleep(self.fate.soon(20.0))
-        self.fate.history.add("operator", "restores the database from a backup")
-        self.judge.went_back()
-        self.ground.database.book.restore(backup)
-
-    async def _forget(self) -> None:
-        """Retention, much earlier than in production: whatever arrives late meets a Node that has forgotten."""
-        age = timedelta(seconds=self.fate.soon(5.0))
-        count = await Twin(self.ground.database).forget_ended(true_now() - age, 100, true_now())
-        self.fate.history.add("operator", "{} members are to be forgotten", count)
-
-    async def _drain(self) -> None:
-        twin, node = Twin(self.ground.database), self._machine().node
-        await twin.set_node_state(node, NodeState.DRAINING, "", true_now())
-        await sleep(self.fate.soon(20.0))
-        await twin.set_node_state(node, NodeState.ACTIVE, "", true_now())
+        for number in range(self.fate.random.randint(0, 2)):
+            machine.add_foreign(f"other-{number}")
 
     async def _patrol(self) -> None:
         while True:
@@ -260,14 +139,6 @@ class World:
             self.judge.look_around()
 
     # ------------------------------------------------ phase two
-
-    async def heal(self) -> None:
-        self.fate.calm = True
-        self.fate.history.add("world", "everything heals")
-        self.ground.network.cuts.clear()
-        self.ground.outages.away_until = 0.0
-        for machine in self.judge.machines.values():
-            machine.engine_back_at = 0.0
 
     async def converge(self) -> None:
         """Everything comes to rest in time; an operator lifts what only an operator may lift."""
@@ -286,37 +157,30 @@ class World:
         for process in self.processes.values():
             process.life = Life(process.name, self.fate, alive=False)
             self.ground.nursery.start_soon(process.run)
-        self.ground.nursery.start_soon(self.users)
-        self.ground.nursery.start_soon(self.troubles)
+        troubles = Troubles(self.ground, self.judge, self.processes)
+        self.ground.nursery.start_soon(self.users.run)
+        self.ground.nursery.start_soon(troubles.run)
         self.ground.nursery.start_soon(self._patrol)
         with trio.move_on_after(TROUBLE_SECONDS):
             await self.fate.failed.wait()
-        await self.heal()
+        troubles.heal()
         if self.fate.violation is None and not self.judge.seen_epochs:
             await self.converge()
 
 
-async def _insist(act: Any) -> None:
-    """As an API client does: the same request, with the same key, until it is answered."""
-    while True:
-        try:
-            await act()
-            return
-        except StorageUnavailable:
-            await sleep(0.5)
-
-
 async def _simulate(fate: Fate, clock: SimClock, root: Path) -> tuple[World, float]:
     network, database = Network(fate, clock), Database(clock=true_now)
+    disks: list[SimDisk] = []
     async with trio.open_nursery() as nursery:
         timings = evolve(TIMINGS, **fate.focus.timings)
         judge = Judge(fate, database, timings)
         ground = Ground(fate, clock, timings, database, network, Outages(), nursery, judge.deciding)
         world = World(fate, ground, judge)
         database.watchers.append(world.judge.committed)
-        with installed(network), _instrumented(fate, world):
+        with installed(network), _instrumented(fate, world), watched_fsync(disks):
             nursery.start_soon(network.run)
             await world.build(root)
+            disks += [machine.disk for machine in world.judge.machines.values()]
             await world.live()
             ended = trio.current_time()
             nursery.cancel_scope.cancel()
@@ -363,7 +227,7 @@ def run_seed(seed: int, focus: Focus = EVERYTHING, *, tell: bool = False) -> Out
     failure = str(fate.violation) if fate.violation is not None else failure
     history = fate.history.text() if failure or tell else ""
     starts = sum(world.judge.starts.values()) if world is not None else 0
-    return Outcome(seed, failure, history, len(world.jobs) if world else 0, starts, ended)
+    return Outcome(seed, failure, history, len(world.users.jobs) if world else 0, starts, ended)
 
 
 @contextmanager
