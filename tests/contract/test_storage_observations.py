@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.storage_world import OpenWorld, World
-from tuneplane.domain.errors import Fenced, IllegalTransition
+from tuneplane.domain.errors import Fenced
 from tuneplane.domain.frames import Progress
 from tuneplane.domain.ids import JobId, MemberId, NodeId
 from tuneplane.domain.jobs import Job, MemberRecord
@@ -55,17 +55,6 @@ async def test_observation_of_an_old_epoch_is_fenced(open_world: OpenWorld) -> N
         assert (await member(world)).phase is MemberPhase.RUNNING
         with pytest.raises(Fenced):
             await world.see(MEMBER, MemberPhase.TERMINATED, epoch=9)
-
-
-async def test_observation_backwards_is_illegal(open_world: OpenWorld) -> None:
-    async with open_world() as world:
-        await world.node()
-        await world.launched()
-        with pytest.raises(IllegalTransition):
-            await world.see(MEMBER, MemberPhase.PREPARED)
-        with pytest.raises(IllegalTransition):
-            await world.see(MEMBER, MemberPhase.ABORTED)
-        assert await world.see(MEMBER, MemberPhase.STOPPING)
 
 
 async def test_observation_of_a_stranger_is_not_ours(open_world: OpenWorld) -> None:

@@ -192,22 +192,34 @@ async def test_observation_repeated_or_old_is_acknowledged_and_changes_nothing(d
         assert (await plane.job(job)).attempts[0].members[0].phase is P.RUNNING
 
 
-async def test_observation_that_goes_back_closes_only_that_session(database: str, tmp_path: Path) -> None:
-    """R-SES-04."""
+async def test_observation_that_goes_back_makes_its_member_unknown_and_ends_no_session(database: str, tmp_path: Path) -> None:
+    """P-02, R-SES-04: it is stopped, whatever it was doing, and its tombstone settles it."""
     async with open_plane(database, tmp_path) as plane, plane.gateway() as gateway, plane.worker():
         node = await plane.connect(gateway)
         job = await plane.submit()
         await plane.wait_job(job, J.RUNNING)
-        other = await plane.connect(gateway)
-        member = MemberId(f"{job}-1-0")
-        running = node.members[member]
-        await node.report(member, P.PREPARED)
-        await node.wait_for(lambda node: node.ends, "the end of the session")
-        node.members[member] = attrs.evolve(running, revision=9)
-        assert node.ends[0].code == "illegal-observation"
-        assert "running" in node.ends[0].detail
-        await plane.wait_until(lambda: _state(plane, node, "connected"), "the Node's return")
-        assert other.ends == []
+        await node.report(MemberId(f"{job}-1-0"), P.PREPARED)
+        await node.wait_command(CommandKind.STOP)
+        failed = await plane.wait_job(job, J.FAILED)
+        assert failed.reason_code == "member-unknown"
+        assert any("no history leads there" in event.detail for event in await plane.storage.timeline(job, 100))
+        assert node.ends == []
+
+
+async def test_member_that_a_complete_report_lacks_is_unknown_and_stopped(database: str, tmp_path: Path) -> None:
+    """P-02: only the tombstone of its Stop settles it, and it is lost: its Commit was sent."""
+    async with open_plane(database, tmp_path) as plane, plane.gateway() as gateway, plane.worker():
+        node = await plane.connect(gateway)
+        job = await plane.submit()
+        await plane.wait_job(job, J.RUNNING)
+        del node.members[MemberId(f"{job}-1-0")]  # the journal was restored from before it
+        assert node.link is not None
+        node.link.close("closed", "the test hangs up")
+        await node.wait_command(CommandKind.STOP)
+        failed = await plane.wait_job(job, J.FAILED)
+        [member] = failed.attempts[0].members
+        assert (member.phase, member.reason_code) == (P.TERMINATED, "lost")
+        assert [cordon.owner for cordon in (await _node(plane, node)).cordons] == ["journal"]
 
 
 async def test_observation_of_a_member_that_is_none_of_ours_is_reported_and_left_alone(database: str, tmp_path: Path) -> None:

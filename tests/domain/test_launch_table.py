@@ -26,7 +26,6 @@ from tuneplane.domain.launch_table import (
     next_look,
     observe,
     step,
-    step_member,
 )
 from tuneplane.domain.timings import PRODUCTION
 from tuneplane.domain.verdict import cause_of, conclude
@@ -41,15 +40,6 @@ def test_step_every_pair_is_a_row_or_names_itself(state: AttemptState, event: At
     else:
         with pytest.raises(IllegalTransition, match=f"attempt.*{event.value}.*{state.value}"):
             step(state, event)
-
-
-@pytest.mark.parametrize(("phase", "observed"), list(product(P, P)))
-def test_step_member_every_pair_is_a_row_or_names_itself(phase: MemberPhase, observed: MemberPhase) -> None:
-    if observed in MEMBER_TABLE[phase]:
-        assert step_member(phase, observed) is observed
-    else:
-        with pytest.raises(IllegalTransition, match=f"member.*{observed.value}.*{phase.value}"):
-            step_member(phase, observed)
 
 
 def test_member_table_never_goes_back() -> None:

@@ -19,6 +19,7 @@ from tests.support.evidence import Witness, assert_ran_at_most_once
 from tests.support.system import FINAL, FLEET, START_SECONDS, Process, WholeSystem, open_system_of_processes, wait_for
 from tests.support.zygote import open_zygote
 from tuneplane.app.client import ApiRefused, ClientError
+from tuneplane.domain.node_member import PROGRESS_TICKS
 
 T = TypeVar("T")
 
@@ -249,6 +250,22 @@ class Rig:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as journal:
             row = journal.execute("SELECT phase FROM member WHERE member = ?", (member,)).fetchone()
         return str(row[0]) if row else None
+
+    def wait_acknowledged(self, job: str) -> None:
+        """Until the database has what the journal has of the job's one member."""
+        [member] = self.job(job)["attempts"][0]["members"]
+
+        def look() -> tuple[bool | None, object]:
+            stored = int(self.sql(f"SELECT revision FROM member WHERE id = '{member['id']}'"))
+            [journalled] = self.sql_journal(f"SELECT revision FROM member WHERE member = '{member['id']}'")
+            return (True if stored >= journalled[0] * PROGRESS_TICKS else None), (stored, journalled)
+
+        self.wait(f"the report of {job} to be stored", look)
+
+    def sql_journal(self, text: str) -> list[tuple[Any, ...]]:
+        """Look into the Node's journal, or change it while the Node is down."""
+        with closing(sqlite3.connect(self.node_state_dir / "journal.sqlite3", isolation_level=None)) as journal:
+            return journal.execute(text).fetchall()
 
     @property
     def node_state_dir(self) -> Path:

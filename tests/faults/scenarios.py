@@ -155,6 +155,22 @@ def gateway_restarts(rig: Rig, strike: Strike) -> None:
     _release(rig, strike, job, witness)
 
 
+def journal_reverts(rig: Rig, strike: Strike) -> None:
+    """P-12: the journal of a running member comes back from an older copy; the report tells, whatever the Hello said."""
+    job, witness = _start(rig)
+    rig.wait_acknowledged(job)
+    rig.strike(strike)
+    rig.take_down("node")
+    rig.sql_journal("UPDATE member SET revision = 1, record = json_set(record, '$.revision', 1)")
+    rig.bring_up("node")
+    rig.wait_struck(strike)
+    assert rig.converge(job, witness, "failed", exit_code=143, reason="stopped") == 1
+    assert rig.job(job)["reason_code"] == "member-unknown"
+    [node] = rig.ask(rig.system.nodes)
+    assert [cordon["owner"] for cordon in node["scheduling"]["cordons"]] == ["journal"]
+    rig.ask(lambda: rig.system.client.patch(f"/api/nodes/{node['id']}", {"state": "active"}))
+
+
 def runtime_hangs(rig: Rig, strike: Strike) -> None:
     """The container runtime does not answer for a while: the inventory goes stale, the session stays."""
     job, witness = _start(rig)

@@ -62,6 +62,8 @@ REACH: dict[str, Reach] = {
     "storage.record_inventory": Reach(scenarios.node_restarts),
     "storage.inventory_stale": Reach(scenarios.runtime_hangs),
     "storage.observe": Reach(scenarios.launch, nths=(1, 2, 3)),  # at least preparing or prepared, terminated, cleaned: reports coalesce
+    "storage.doubt_journal": Reach(scenarios.journal_reverts),
+    "storage.reconcile": Reach(scenarios.node_restarts),
     "storage.mark_sent": Reach(scenarios.launch, nths=(1, 2)),  # Prepare, Commit
     "storage.answer_command": Reach(scenarios.launch, nths=(1, 2)),
     "control.acknowledge": Reach(scenarios.launch, nths=(1, 2)),
@@ -78,7 +80,7 @@ REACH: dict[str, Reach] = {
     "node.journal.answer": Reach(scenarios.stop_too_late),
     "node.journal.preparing": Reach(scenarios.launch),
     "node.journal.prepared": Reach(scenarios.launch),
-    "node.journal.creating": Reach(scenarios.launch, lost_at=("after", "lost")),
+    "node.journal.creating": Reach(scenarios.launch, lost_at=("after",)),
     "node.journal.starting": Reach(scenarios.launch, lost_at=("after", "lost")),
     "node.journal.running": Reach(scenarios.launch),
     "node.journal.stopping": Reach(scenarios.stop),

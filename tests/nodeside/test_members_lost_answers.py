@@ -20,7 +20,7 @@ from tuneplane.domain.plan import MemberPlan
 pytestmark = pytest.mark.container
 
 STEPS = ("preparing", "prepared", "creating", "starting", "running", "terminated", "cleaned", "forgotten", "gone")
-UNCERTAIN = ("creating", "starting")  # an effect may have followed for all that the journal says: never repeated, so lost (P-03)
+UNCERTAIN = ("starting",)  # its one effect may have followed for all that the journal says: never repeated, so lost (P-03)
 RESEND_SECONDS = 5.0  # a control plane that got no answer sends the operation again; here it need not wait for a session
 
 

@@ -106,6 +106,7 @@ class NodeAnswer:
     inventory: InventoryAnswer | None  # None: the machine has not reported yet
     capacity: Capacity | None
     members: tuple[str, ...]
+    violations: tuple[str, ...]  # what had ended and is reported alive all the same; it is being stopped
     ready: Readiness
     created_at: datetime
     enrolled_by: UserName | None
@@ -228,6 +229,7 @@ def answer_node(node: Node, fleet: Fleet, now: datetime) -> NodeAnswer:
         inventory=_inventory(node),
         capacity=node.capacity,
         members=node.members,
+        violations=node.violations,
         ready=readiness(node, fleet, now),
         created_at=node.created_at,
         enrolled_by=node.enrolled_by,

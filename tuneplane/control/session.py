@@ -1,7 +1,9 @@
 """One actor per Node session: what the Node says goes to PostgreSQL, what PostgreSQL decided goes to the Node.
 
 Rules it keeps:
-- an observation is acknowledged after its COMMIT (P-06); a fenced epoch or an illegal step ends this session only;
+- an observation is acknowledged after its COMMIT (P-06); a fenced epoch ends this session only, a step that no history
+  makes ends nothing but our knowledge of that member (domain/evidence.py);
+- when the report is complete, what it lacks is doubted, never concluded from (P-02);
 - commands are sent after the Node has reported every member it knows (ReconcileDone), so that a Prepare or Commit meets
   a control plane that has learnt what the Node did meanwhile. A Stop does not wait: it is right whatever the
   report will say, it is journalled as a tombstone that a late Prepare or Commit meets, and it must always win (R-LCH-12);
@@ -18,7 +20,7 @@ import trio
 from attrs import define, field, frozen
 
 from tuneplane.actors import Actor, Context, MailboxSpec, Ref, handles, on_signal
-from tuneplane.domain.errors import Fenced, IllegalTransition, Refused, StorageUnavailable
+from tuneplane.domain.errors import Fenced, Refused, StorageUnavailable
 from tuneplane.domain.faultpoint import fault_point
 from tuneplane.domain.frames import (
     Command,
@@ -30,7 +32,7 @@ from tuneplane.domain.frames import (
     ObservationAck,
     ReconcileDone,
 )
-from tuneplane.domain.ids import NodeId, OperationId
+from tuneplane.domain.ids import MemberId, NodeId, OperationId
 from tuneplane.domain.ports import SessionStore
 from tuneplane.domain.timings import Timings
 from tuneplane.wire.link import GatewayLink, LinkClosed
@@ -86,6 +88,7 @@ class NodeSession(Actor):
     _unanswered: dict[OperationId, float] = field(factory=dict, init=False)  # since when, on the Trio clock
     _marking: set[OperationId] = field(factory=set, init=False)  # at most one a lane
     _reconciled: bool = field(default=False, init=False)
+    _reported: set[MemberId] = field(factory=set, init=False)  # of ours, until reconciled: bounded by the rows of this Node
     _opened_at: float = field(default=0.0, init=False)
     _inventory: InventoryReport | None = field(default=None, init=False)  # as recorded in this session
     _confirmed_at: float = field(default=0.0, init=False)
@@ -154,9 +157,6 @@ class NodeSession(Actor):
             except Fenced as error:
                 self._end("fenced", str(error))
                 return
-            except IllegalTransition as error:
-                self._end("illegal-observation", str(error))
-                return
             except LinkClosed:
                 return
             self._inbox.done(frame)
@@ -172,7 +172,9 @@ class NodeSession(Actor):
         elif isinstance(frame, InventoryReport):
             await self._record(frame)
         elif isinstance(frame, ReconcileDone):
+            await self.storage.reconcile(self.node, self.link.epoch, self._reported, self.clock())
             self._reconciled = True
+            self._reported.clear()
             log.info("Node reconciled", node=self.node, epoch=self.link.epoch, members=frame.members)
             self._wake_dispatcher(context)
 
@@ -181,6 +183,8 @@ class NodeSession(Actor):
         if not known:  # P-07: report it, never stop it; without an acknowledgement the Node keeps its record
             log.warning("Node reports a member that is none of ours", node=self.node, member=observation.member)
             return
+        if not self._reconciled:
+            self._reported.add(observation.member)
         with fault_point("control.acknowledge"):
             await self.link.send(ObservationAck(member=observation.member, revision=observation.revision))
 

@@ -51,6 +51,8 @@ FAULT_POINTS: dict[str, str] = {
     "storage.record_inventory": "gateway: an inventory, its budgets, cards and cordons",
     "storage.inventory_stale": "gateway: that an inventory is no longer fresh",
     "storage.observe": "gateway: an observation of a member; at its end the release of its holds",
+    "storage.doubt_journal": "gateway: that a report has put a Node's journal in doubt",
+    "storage.reconcile": "gateway: what a complete report lacks",
     "storage.mark_sent": "gateway: that a command is about to be sent",
     "storage.answer_command": "gateway: a Node's answer to a command",
     "storage.place": "worker: an attempt, its plans and its holds",

@@ -181,6 +181,9 @@ class Capacity:
     gpus_used: int
 
 
+MOST_VIOLATIONS = 20  # shown of one Node: more of them say nothing new
+
+
 @frozen(kw_only=True)
 class Node:
     """An enrolled machine: record, connection, scheduling state and inventory."""
@@ -198,6 +201,7 @@ class Node:
     free_gpu_uuids: tuple[str, ...] = ()
     held_ports: tuple[int, ...] = ()  # leased to members
     members: tuple[str, ...] = ()  # members that still hold something here
+    violations: tuple[str, ...] = ()  # what had ended and is reported alive all the same (R-LCH-05), a few of them
     created_at: datetime
     enrolled_by: UserName | None = None
 

@@ -102,14 +102,15 @@ class MemberPhase(str, Enum):
     STOPPING = "stopping"
     TERMINATED = "terminated"  # it ran and ended, with evidence (or is `lost`, by proof that it runs no more)
     ABORTED = "aborted"  # it never ran and never will: a tombstone says so
-    UNKNOWN = "unknown"  # the journal that knew it is gone
+    UNKNOWN = "unknown"  # the journal that knew it is gone, or contradicts what it told before
 
 
 P = MemberPhase
 ENDED_PHASES = frozenset({P.TERMINATED, P.ABORTED})
 _ALIVE = (P.PREPARING, P.PREPARED, P.STARTING, P.RUNNING, P.STOPPING, P.TERMINATED, P.ABORTED)
 
-# What a Node's observation may turn a member into. A Node may skip phases (reports coalesce) and never goes back.
+# What a Node's observation may turn a member into. A Node may skip phases (reports coalesce) and never goes back; what
+# else it may report, and what becomes of the member then, is weighed in domain/evidence.py.
 MEMBER_TABLE: dict[MemberPhase, tuple[MemberPhase, ...]] = {
     P.PENDING: _ALIVE,
     P.PREPARING: _ALIVE,
@@ -117,17 +118,10 @@ MEMBER_TABLE: dict[MemberPhase, tuple[MemberPhase, ...]] = {
     P.STARTING: (P.STARTING, P.RUNNING, P.STOPPING, P.TERMINATED, P.ABORTED),
     P.RUNNING: (P.RUNNING, P.STOPPING, P.TERMINATED),
     P.STOPPING: (P.STOPPING, P.TERMINATED, P.ABORTED),
-    P.UNKNOWN: (P.UNKNOWN, *_ALIVE),
+    P.UNKNOWN: (P.UNKNOWN, P.TERMINATED, P.ABORTED),  # only its end settles it (domain/evidence.py)
     P.TERMINATED: (P.TERMINATED,),
     P.ABORTED: (P.ABORTED,),
 }
-
-
-def step_member(phase: MemberPhase, observed: MemberPhase) -> MemberPhase:
-    """The member's phase after an observation of a newer revision, or IllegalTransition."""
-    if observed not in MEMBER_TABLE[phase]:
-        raise IllegalTransition("member", phase.value, observed.value)
-    return observed
 
 
 # ---------------------------------------------------------------- looking

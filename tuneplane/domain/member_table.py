@@ -54,6 +54,7 @@ class MemberEvent(str, Enum):
     PREPARE = "prepare"
     COMMIT = "commit"
     STOP = "stop"
+    STOP_UNSEEN = "stop-unseen"  # a Stop before anybody has looked for its container since the daemon started
     FORGET = "forget"
     HOLD_EXPIRED = "hold-expired"
     READY = "ready"  # image present, directories made
@@ -99,6 +100,8 @@ class Row(NamedTuple):
 
 
 P, E, A = NodePhase, MemberEvent, MemberAction
+UNSEEN = frozenset({P.PREPARING, P.PREPARED})  # of a journal just opened: nothing exists, if it is the newest copy
+LOOKS = (E.FOUND_ABSENT, E.FOUND_FOREIGN, E.FOUND_READY, E.FOUND_STALE, E.FOUND_RUNNING, E.FOUND_ENDED, E.FOUND_UNPROVEN, E.FENCED)
 
 NODE_MEMBER_TABLE: dict[tuple[NodePhase, MemberEvent], Row] = {
     (P.ABSENT, E.PREPARE): Row(P.PREPARING, A.PREPARE),
@@ -115,6 +118,22 @@ NODE_MEMBER_TABLE: dict[tuple[NodePhase, MemberEvent], Row] = {
     (P.PREPARED, E.COMMIT): Row(P.CREATING, A.CREATE),
     (P.PREPARED, E.HOLD_EXPIRED): Row(P.ABORTED, A.CLEAN, "hold-expired"),
     (P.PREPARED, E.STOP): Row(P.ABORTED, A.CLEAN, "stopped"),
+    # ---- a daemon that starts looks first: the journal may be an older copy that lacks what was done later (P-12)
+    **{
+        (phase, event): row
+        for phase, go_on in ((P.PREPARING, A.PREPARE), (P.PREPARED, A.AWAIT))
+        for event, row in {
+            E.FOUND_ABSENT: Row(phase, go_on),
+            E.FOUND_FOREIGN: Row(phase, go_on),
+            E.FOUND_READY: Row(P.STARTING, A.REMOVE),  # a start may have been sent
+            E.FOUND_STALE: Row(P.STARTING, A.REMOVE),
+            E.FOUND_RUNNING: Row(P.RUNNING, A.WAIT),  # adopted, never started again
+            E.FOUND_ENDED: Row(P.TERMINATED, A.CLEAN, "lost"),
+            E.FOUND_UNPROVEN: Row(P.TERMINATED, A.CLEAN, "lost"),
+            E.FENCED: Row(P.TERMINATED, A.CLEAN, "lost"),
+            E.STOP_UNSEEN: Row(P.WITHDRAWN, A.LOOK, "stopped"),
+        }.items()
+    },
     # ---- a create may have been sent, no start was
     (P.CREATING, E.PREPARE): Row(P.CREATING, A.KEEP),
     (P.CREATING, E.COMMIT): Row(P.CREATING, A.KEEP),
@@ -195,12 +214,14 @@ NODE_MEMBER_TABLE: dict[tuple[NodePhase, MemberEvent], Row] = {
     (P.ABORTED, E.READY): Row(P.ABORTED, A.CLEAN),  # the stop was faster than the preparation
     (P.ABORTED, E.UNFIT): Row(P.ABORTED, A.CLEAN),
     (P.ABORTED, E.HOLD_EXPIRED): Row(P.ABORTED, A.CLEAN),
+    **{(P.ABORTED, event): Row(P.ABORTED, A.CLEAN) for event in LOOKS},  # likewise
     (P.ABORTED, E.CLEANED): Row(P.ABORTED, A.AWAIT),
     (P.ABORTED, E.FORGET): Row(P.FORGOTTEN, A.FORGET),
     (P.FORGOTTEN, E.FORGET): Row(P.FORGOTTEN, A.KEEP),
     (P.FORGOTTEN, E.READY): Row(P.FORGOTTEN, A.FORGET),
     (P.FORGOTTEN, E.UNFIT): Row(P.FORGOTTEN, A.FORGET),
     (P.FORGOTTEN, E.HOLD_EXPIRED): Row(P.FORGOTTEN, A.FORGET),
+    **{(P.FORGOTTEN, event): Row(P.FORGOTTEN, A.FORGET) for event in LOOKS},
     (P.FORGOTTEN, E.CLEANED): Row(P.FORGOTTEN, A.FORGET),
     (P.FORGOTTEN, E.GONE): Row(P.ABSENT, A.KEEP),
 }
@@ -230,8 +251,8 @@ REFUSALS: dict[tuple[NodePhase, MemberEvent], str] = {
 
 # What a driver does with a record it finds in the journal, knowing nothing else: it looks before it acts (P-03).
 RESUME: dict[NodePhase, MemberAction] = {
-    P.PREPARING: A.PREPARE,
-    P.PREPARED: A.AWAIT,
+    P.PREPARING: A.LOOK,
+    P.PREPARED: A.LOOK,
     P.CREATING: A.LOOK,
     P.STARTING: A.LOOK,
     P.RUNNING: A.LOOK,

@@ -13,7 +13,7 @@ from .fleets import Budgets
 from .frames import Command, CommandAnswer, CommandKind, Observation, Progress
 from .ids import MemberId, NodeId, TraceId
 from .log_archive import with_note
-from .member_table import ENDED, HOLDING, REFUSALS, REPORTED, MemberAction, MemberEvent, NodePhase, step
+from .member_table import ENDED, HOLDING, REFUSALS, REPORTED, UNSEEN, MemberAction, MemberEvent, NodePhase, step
 from .node_ports import ContainerState, Life
 from .plan import MemberPlan, read_plan
 
@@ -36,7 +36,7 @@ class NodeMember:
     plan_digest: str = ""
     hold_deadline: float = 0.0
     hold_boot_id: str = ""
-    create_sent: bool = False  # a create may have been sent under this record
+    create_sent: bool = False  # a create may have been sent, under this record or one that is gone
     container_id: str = ""
     start_boot_id: str = ""  # where its start, or the last sight of it running, was journalled (P-04)
     start_engine: str = ""
@@ -214,10 +214,23 @@ def grace_left(record: NodeMember, place: Place) -> float | None:
 # ---------------------------------------------------------------- commands
 
 
-def decide(record: NodeMember | None, command: Command, place: Place, grants: Grants, holders: Iterable[NodeMember]) -> Decision:
-    """Answer a command that was never seen before, against the journal as it is now. Pure."""
+def decide(
+    record: NodeMember | None,
+    command: Command,
+    place: Place,
+    grants: Grants,
+    holders: Iterable[NodeMember],
+    *,
+    unseen: bool = False,
+) -> Decision:
+    """Answer a command that was never seen before, against the journal as it is now. Pure.
+
+    ``unseen``: nobody has looked for the member's container since the daemon started.
+    """
     known = record or NodeMember(member=command.member)
     event = MemberEvent(command.kind.value)
+    if unseen and event is MemberEvent.STOP and known.phase in UNSEEN:
+        event = MemberEvent.STOP_UNSEEN
     refusal = REFUSALS.get((known.phase, event)) or _mismatch(known, command)
     if refusal:
         return Decision(_refuse(command, refusal, known), record, MemberAction.KEEP)
@@ -225,8 +238,8 @@ def decide(record: NodeMember | None, command: Command, place: Place, grants: Gr
         return _prepare(known, command, place, grants, holders)
     row = step(known.phase, event)
     changed = evolve(known, phase=row.phase)
-    if command.kind is CommandKind.COMMIT and row.phase is NodePhase.CREATING:
-        changed = evolve(changed, create_sent=True)
+    if row.phase in (NodePhase.CREATING, NodePhase.WITHDRAWN) and row.phase is not known.phase:
+        changed = evolve(changed, create_sent=True)  # by us, or by a journal that is gone: its create may be executing still
     if command.kind is CommandKind.STOP and row.phase is not known.phase:
         changed = evolve(changed, stop_signal=command.stop_signal or known.stop_signal, stop_grace_seconds=command.stop_grace_seconds)
         changed = evolve(changed, trace=known.trace or command.trace)

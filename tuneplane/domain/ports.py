@@ -8,7 +8,7 @@ Methods that write rows others wait for also poke (NOTIFY) the matching topic; a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from enum import Enum
@@ -17,7 +17,7 @@ from typing import Protocol
 from .errors import Reason
 from .fleets import Capability, Fleet, FleetState, Inventory, Node, NodeState, Visibility
 from .frames import Hello, Observation
-from .ids import AttemptId, FleetId, GatewayId, JobId, NodeId, OperationId, TokenId, TraceId, UserName, WorkerId
+from .ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, OperationId, TokenId, TraceId, UserName, WorkerId
 from .jobs import (
     ApiToken,
     Claim,
@@ -175,11 +175,17 @@ class SessionStore(Protocol):
         """No confirmation for ``inventory_fresh`` seconds: no new work until one arrives."""
 
     async def observe(self, node: NodeId, epoch: int, observation: Observation, now: datetime) -> bool:
-        """Apply one observation (``step_member``); evidence of an end releases the holds in the same transaction.
+        """Weigh one observation (domain/evidence.py); evidence of an end releases the holds in the same transaction.
 
         True: stored, or already known (acknowledge it). False: the member is none of ours; report, never kill (P-07).
-        Raises Fenced for an old epoch and IllegalTransition for a step backwards.
+        Raises Fenced for an old epoch. A lower journalled revision than an earlier session reported puts the Node's journal
+        in doubt, as in :meth:`open_session` (P-02, P-12). A step that no history makes leaves the member ``unknown``, with a
+        Stop; one that had ended and is reported alive gets a Stop and is shown as a violation (R-LCH-05).
         """
+
+    async def reconcile(self, node: NodeId, epoch: int, reported: Collection[MemberId], now: datetime) -> None:
+        """The Node has reported all that it knows in this session. A live member that its journal once had and now lacks
+        puts that journal in doubt (P-02); one whose first command may still be in flight does not. Raises Fenced."""
 
     async def outgoing_commands(self, gateway: GatewayId, limit: int) -> list[OutgoingCommand]:
         """Unanswered, unwithdrawn commands of this gateway's live sessions not yet sent in their present epoch; stops first."""

@@ -214,9 +214,9 @@ async def do_remove(core: NodeCore, record: NodeMember) -> Outcome:
 async def do_fence(core: NodeCore, record: NodeMember) -> Outcome:
     """Hold the name with an inert container, so that a create still executing cannot succeed any more (P-01)."""
     if not record.create_sent:
-        return Outcome(MemberEvent.FENCED)  # nothing was ever sent under this record
-    image = (await load_plan(core, record)).image
-    if not await core.engine.has_image(image):
+        return Outcome(MemberEvent.FENCED)  # nothing was ever sent
+    image = (await load_plan(core, record)).image if record.plan_digest else ""  # no plan: a Stop for what was never heard of
+    if not image or not await core.engine.has_image(image):
         image = await core.engine.any_image() or ""
     if not image:
         return Outcome(MemberEvent.FENCED)  # no image, so no create can succeed

@@ -25,7 +25,7 @@ from tuneplane.domain.errors import TuneplaneError
 from tuneplane.domain.faultpoint import fault_point
 from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
 from tuneplane.domain.ids import JournalId, MemberId, spell_id
-from tuneplane.domain.member_table import MemberAction, MemberEvent, NodePhase
+from tuneplane.domain.member_table import LOOKS, UNSEEN, MemberAction, MemberEvent, NodePhase
 from tuneplane.domain.node_member import Decision, Facts, Grants, NodeMember, Place, acknowledged, advance, decide
 from tuneplane.domain.node_ports import Runner
 
@@ -100,6 +100,7 @@ class Journal:
     _records: dict[MemberId, NodeMember] = field(factory=dict)
     _fresh: dict[MemberId, tuple[int, MemberAction]] = field(factory=dict)
     _staged: list[_Change] = field(factory=list)
+    _unseen: set[MemberId] = field(factory=set)  # nobody has looked for its container since the journal was opened
     _stale: bool = False  # a COMMIT raised and the file could not be read again: what is in memory may be old (P-09)
 
     @property
@@ -172,6 +173,7 @@ class Journal:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             self._reload()
+            self._adopt_actions()
             raise
         self._adopt()
         return result
@@ -197,6 +199,12 @@ class Journal:
             if change.epoch is not None:
                 self._session_epoch = change.epoch
 
+    def _adopt_actions(self) -> None:
+        """The COMMIT raised and took place all the same: what it leads to was not begun, and still may be."""
+        for change in self._staged:
+            if change.record is not None and change.action is not None and self._records.get(change.record.member) == change.record:
+                self._fresh[change.record.member] = (change.record.revision, change.action)
+
     def _do_open_session(self, epoch: int) -> bool:
         if epoch <= self._session_epoch:
             return False
@@ -210,7 +218,8 @@ class Journal:
         record = self._records.get(command.member)
         if row is not None:
             return Accepted(codec.decode(CommandAnswer, json.loads(row[0])), record, MemberAction.KEEP, repeated=True)
-        decision = decide(record, command, place, grants, self._records.values())
+        unseen = command.member in self._unseen
+        decision = decide(record, command, place, grants, self._records.values(), unseen=unseen)
         self._keep(command, decision)
         return Accepted(decision.answer, decision.record, decision.action)
 
@@ -225,6 +234,8 @@ class Journal:
 
     def _do_advance(self, member: MemberId, event: MemberEvent, facts: Facts, place: Place) -> tuple[NodeMember, MemberAction]:
         record = self._records[member]
+        if event in LOOKS:
+            self._unseen.discard(member)
         changed, action = advance(record, event, facts, place)
         if changed.phase is NodePhase.ABSENT:
             self._staged.append(_Change("gone", "DELETE FROM operation WHERE member = ?", (member,)))
@@ -296,6 +307,7 @@ def _prepare(database: sqlite3.Connection, path: Path, run: Runner) -> Journal:
         raise JournalUnusable(f"journal {path} has schema version {version}; this version of Tuneplane knows {SCHEMA_VERSION}")
     journal = Journal(JournalId(journal_id), database, run)
     journal._reload()
+    journal._unseen.update(record.member for record in journal.members() if record.phase in UNSEEN)
     return journal
 
 

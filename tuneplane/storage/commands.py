@@ -135,3 +135,12 @@ async def withdraw(connection: Connection, member: MemberId, kinds: Sequence[Com
         " AND answered_at IS NULL AND withdrawn_at IS NULL"
     )
     await connection.execute(sql, member, [kind.value for kind in kinds], now)
+
+
+async def settle_stop(connection: Connection, member: MemberId, now: datetime) -> None:
+    """The end was reported: a Stop that nobody answered has nothing left to do, and must not follow a Forget."""
+    sql = (
+        "UPDATE command SET answered_at = $2, accepted = true, code = 'settled' WHERE member_id = $1 AND kind = 'stop'"
+        " AND answered_at IS NULL AND withdrawn_at IS NULL"
+    )
+    await connection.execute(sql, member, now)

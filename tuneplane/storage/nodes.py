@@ -7,7 +7,7 @@ from datetime import datetime
 
 from tuneplane.bridge.postgres import Connection, Row
 from tuneplane.domain.errors import NotFound, Reason, Refused
-from tuneplane.domain.fleets import Capacity, Cordon, Inventory, Node, NodeState
+from tuneplane.domain.fleets import MOST_VIOLATIONS, Capacity, Cordon, Inventory, Node, NodeState
 from tuneplane.domain.fleets import Connection as Link
 from tuneplane.domain.ids import FleetId, NodeId
 from tuneplane.domain.jobs import Page
@@ -17,7 +17,7 @@ from .database import Aggregate, clean, from_json, keys_of, note, page_of, poke
 from .holds import release
 
 # A Node as one row: its record, session, lease, capacity, cordons and cards, all of one moment.
-VIEW = """
+VIEW = f"""
     SELECT node.*, session.epoch, session.gateway_id, session.opened_at, session.closed_at, session.clock_offset_seconds,
         gateway.lease_until, capacity.*,
         (SELECT coalesce(json_agg(json_build_object('owner', owner, 'reason', reason, 'since', since) ORDER BY owner), '[]')
@@ -27,13 +27,15 @@ VIEW = """
         ARRAY(SELECT gpu_uuid FROM gpu_grant WHERE gpu_grant.node_id = node.id AND granted
             AND NOT EXISTS (SELECT FROM gpu_hold WHERE gpu_hold.gpu_uuid = gpu_grant.gpu_uuid) ORDER BY idx) AS free_gpu_uuids,
         ARRAY(SELECT port FROM port_hold WHERE port_hold.node_id = node.id ORDER BY port) AS held_ports,
-        ARRAY(SELECT member_id FROM resource_hold WHERE resource_hold.node_id = node.id ORDER BY member_id) AS members
+        ARRAY(SELECT member_id FROM resource_hold WHERE resource_hold.node_id = node.id ORDER BY member_id) AS members,
+        ARRAY(SELECT violation FROM member WHERE member.node_id = node.id AND violation <> '' ORDER BY id
+            LIMIT {MOST_VIOLATIONS}) AS violations
     FROM node
     JOIN node_capacity AS capacity ON capacity.node_id = node.id
     LEFT JOIN session ON session.node_id = node.id
     LEFT JOIN gateway ON gateway.id = session.gateway_id
     WHERE node.removed_at IS NULL
-"""
+"""  # noqa: S608  a number of ours
 
 
 class Nodes(Aggregate):
@@ -82,6 +84,7 @@ def node_of(row: Row, now: datetime) -> Node:
         free_gpu_uuids=tuple(row["free_gpu_uuids"]),
         held_ports=tuple(row["held_ports"]),
         members=tuple(row["members"]),
+        violations=tuple(row["violations"]),
         created_at=row["created_at"],
         enrolled_by=row["enrolled_by"],
     )

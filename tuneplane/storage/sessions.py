@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 from tuneplane.bridge.postgres import Connection, Row
 from tuneplane.domain.errors import Refused
-from tuneplane.domain.frames import CommandKind, Hello
-from tuneplane.domain.ids import GatewayId, NodeId
+from tuneplane.domain.frames import Hello
+from tuneplane.domain.ids import GatewayId, MemberId, NodeId
 from tuneplane.domain.jobs import GatewayAddress, NodeIdentity, SessionOpened
 from tuneplane.domain.ports import Topic
 
-from .commands import insert_stop, withdraw
-from .database import Aggregate, clean, note, poke
-from .nodes import set_cordon
+from .database import Aggregate, clean, poke
+from .doubt import doubt_journal, reconcile
 
 
 class Sessions(Aggregate):
@@ -45,6 +45,10 @@ class Sessions(Aggregate):
 
     async def close_session(self, node: NodeId, epoch: int, reason: str, now: datetime) -> None:
         await self._db.write("close_session", _close, node, epoch, clean(reason), now)
+
+    async def reconcile(self, node: NodeId, epoch: int, reported: Collection[MemberId], now: datetime) -> None:
+        """Absence of a member that the Node's journal had is doubt of that journal (P-02)."""
+        await self._db.write("reconcile", reconcile, node, epoch, sorted(reported), now)
 
     async def live_epochs(self, gateway: GatewayId) -> dict[NodeId, int]:
         rows = await self._db.fetch("SELECT node_id, epoch FROM session WHERE gateway_id = $1 AND closed_at IS NULL", gateway)
@@ -111,8 +115,7 @@ async def _open(connection: Connection, identity: NodeIdentity, gateway: Gateway
     epoch = await _raise_epoch(connection, identity.node, gateway, hello, now)
     doubt = _doubt(node, hello)
     if doubt is not None:
-        await set_cordon(connection, identity.node, "journal", doubt, now)
-        await _doubt_members(connection, identity.node, doubt, now)
+        await doubt_journal(connection, identity.node, doubt, now)
     sql = "UPDATE node SET journal_id = $2, journal_sequence = $3 WHERE id = $1"
     await connection.execute(sql, identity.node, hello.journal_id, hello.journal_sequence)
     doubted = (Topic.ATTEMPTS, Topic.COMMANDS) if doubt is not None else ()
@@ -155,24 +158,6 @@ def _doubt(node: Row, hello: Hello) -> str | None:
     if hello.journal_sequence < node["journal_sequence"]:
         return f"the Node's journal went back from {node['journal_sequence']} to {hello.journal_sequence}"
     return None
-
-
-async def _doubt_members(connection: Connection, node: NodeId, doubt: str, now: datetime) -> None:
-    """Every live member that the Node may have heard of is unknown, and is stopped: only a tombstone settles it.
-
-    A new journal counts revisions from the start; the session epoch keeps the old ones out (P-06).
-    """
-    sql = (
-        "SELECT member.id, job_id FROM member JOIN attempt ON attempt.id = attempt_id WHERE node_id = $1"
-        " AND phase NOT IN ('terminated', 'aborted') AND EXISTS (SELECT FROM command"
-        " WHERE member_id = member.id AND sent_epoch IS NOT NULL) ORDER BY member.id FOR NO KEY UPDATE OF member"
-    )
-    for row in await connection.fetch(sql, node):
-        sql = "UPDATE member SET phase = 'unknown', revision = 0, progress = NULL, hold_expires_at = NULL WHERE id = $1"
-        await connection.execute(sql, row["id"])
-        await withdraw(connection, row["id"], (CommandKind.PREPARE, CommandKind.COMMIT), now)
-        await insert_stop(connection, row["id"], "journal-changed", now, again=True)
-        await note(connection, row["job_id"], now, "member.unknown", row["id"], doubt)
 
 
 async def _close(connection: Connection, node: NodeId, epoch: int, reason: str, now: datetime) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .base import Calm, Client, Database, Weather
 from .jobs import Jobs
 from .nodes import Nodes
+from .observations import Observations
 from .people import People
 from .rows import Book, Change
 from .sessions import Sessions
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Book", "Calm", "Change", "Client", "Database", "Twin", "Weather"]
 
 
-class Twin(People, Nodes, Sessions, Jobs):
+class Twin(People, Nodes, Sessions, Observations, Jobs):
     """One process's connection to the shared :class:`Database`."""
 
 

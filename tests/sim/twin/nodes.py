@@ -7,7 +7,7 @@ from datetime import datetime
 from attrs import evolve
 
 from tuneplane.domain.errors import Fenced, NotFound, Reason, Refused
-from tuneplane.domain.fleets import Capacity, Connection, Cordon, Delivery, Inventory, Node, NodeState
+from tuneplane.domain.fleets import MOST_VIOLATIONS, Capacity, Connection, Cordon, Delivery, Inventory, Node, NodeState
 from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
 from tuneplane.domain.jobs import Page
 from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase
@@ -90,6 +90,7 @@ def view(book: Book, node: NodeId, now: datetime) -> Node:
         free_gpu_uuids=tuple(grant.gpu_uuid for grant in granted(book, node) if grant.gpu_uuid not in book.gpu_holds),
         held_ports=tuple(sorted(port for holder, port in book.port_holds.rows if holder == node)),
         members=tuple(sorted(hold.member for hold in book.holds if hold.node == node)),
+        violations=tuple(sorted(row.violation for row in book.members if row.node == node and row.violation))[:MOST_VIOLATIONS],
         created_at=row.created_at,
         enrolled_by=UserName(row.enrolled_by),
     )

@@ -122,6 +122,9 @@ class MemberRow:
     started_at: datetime | None = None
     ended_at: datetime | None = None
     cleaned: bool = False
+    journal_id: str = ""
+    revision_epoch: int = 0
+    violation: str = ""
 
 
 @frozen(kw_only=True)

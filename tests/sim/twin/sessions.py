@@ -1,31 +1,29 @@
-"""Gateways, sessions, commands and observations of the twin."""
+"""Gateways, sessions and commands of the twin, and what puts a journal in doubt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from attrs import evolve
 
 from tuneplane.domain.errors import Refused
-from tuneplane.domain.frames import Command, CommandKind, Hello, Observation
+from tuneplane.domain.frames import Command, CommandKind, Hello
 from tuneplane.domain.ids import GatewayId, MemberId, NodeId, OperationId, operation_id
 from tuneplane.domain.jobs import GatewayAddress, NodeIdentity, OutgoingCommand, SessionOpened
-from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase, step_member
-from tuneplane.domain.log_archive import archive_note, with_note
+from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase
 from tuneplane.domain.ports import Topic
 from tuneplane.storage.database import clean
 
 from .base import Client, note, poke
-from .nodes import hold_epoch, release, set_cordon
+from .nodes import hold_epoch, set_cordon
 from .rows import Book, CommandRow, GatewayRow, MemberRow, NodeRow, SessionRow
 
 UNANSWERED = (CommandKind.PREPARE, CommandKind.COMMIT)
-TOLD_BY_US = frozenset({"", "stopped", "aborted"})
 
 
 class Sessions(Client):
-    """SessionStore without its inventories (domain/ports.py)."""
+    """SessionStore without inventories and observations (domain/ports.py)."""
 
     async def register_gateway(self, gateway: GatewayId, host: str, port: int, now: datetime, lease_until: datetime) -> None:
         row = GatewayRow(id=gateway, host=host, port=port, lease_until=lease_until)
@@ -53,9 +51,6 @@ class Sessions(Client):
 
     async def gateway_of(self, node: NodeId, now: datetime) -> GatewayAddress | None:
         return await self.read("gateway_of", _gateway_of, node, now)
-
-    async def observe(self, node: NodeId, epoch: int, observation: Observation, now: datetime) -> bool:
-        return await self.write("observe", _observe, node, epoch, observation, now)
 
     async def outgoing_commands(self, gateway: GatewayId, limit: int) -> list[OutgoingCommand]:
         return await self.read("outgoing_commands", _outgoing, gateway, limit)
@@ -129,8 +124,7 @@ def _open(book: Book, identity: NodeIdentity, gateway: GatewayId, hello: Hello, 
     book.sessions.put(identity.node, made)
     doubt = _doubt(node, hello)
     if doubt:
-        set_cordon(book, node.id, "journal", doubt, now)
-        _doubt_members(book, node.id, doubt, now)
+        doubt_journal(book, node.id, doubt, now)
         poke(book, Topic.ATTEMPTS, Topic.COMMANDS)
     book.nodes.put(node.id, evolve(book.nodes[node.id], journal_id=hello.journal_id, journal_sequence=hello.journal_sequence))
     poke(book, Topic.SESSIONS, Topic.CONSOLE)
@@ -153,14 +147,25 @@ def _doubt(node: NodeRow, hello: Hello) -> str:
     return f"the Node's journal went back from {node.journal_sequence} to {hello.journal_sequence}" if back else ""
 
 
-def _doubt_members(book: Book, node: NodeId, doubt: str, now: datetime) -> None:
-    for row in sorted((row for row in book.members if row.node == node and row.phase not in ENDED_PHASES), key=lambda row: row.id):
-        if not was_sent(book, row.id):
+def doubt_journal(book: Book, node: NodeId, doubt: str, now: datetime) -> None:
+    set_cordon(book, node, "journal", doubt, now)
+    for row in sorted((row for row in book.members if row.node == node and was_sent(book, row.id)), key=lambda row: row.id):
+        if operation_id(row.id, "forget") in book.commands:
             continue
-        book.members.put(row.id, evolve(row, phase=MemberPhase.UNKNOWN, revision=0, progress=None, hold_expires_at=None))
-        withdraw(book, row.id, UNANSWERED, now)
-        insert_stop(book, row.id, "journal-changed", now, again=True)
-        note(book, row.job, now, "member.unknown", row.id, doubt)
+        if row.phase not in ENDED_PHASES:
+            make_unknown(book, row, "journal-changed", doubt, now)
+            continue
+        book.members.put(row.id, evolve(row, revision=0))
+        if not row.cleaned:
+            insert_stop(book, row.id, "journal-changed", now, again=True)
+
+
+def make_unknown(book: Book, row: MemberRow, code: str, why: str, now: datetime) -> None:
+    changed = evolve(row, revision=0, progress=None, hold_expires_at=None, reason_code=code, reason_detail=why)
+    book.members.put(row.id, evolve(changed, phase=MemberPhase.UNKNOWN))
+    withdraw(book, row.id, UNANSWERED, now)
+    insert_stop(book, row.id, code, now, again=True)
+    note(book, row.job, now, "member.unknown", row.id, why)
 
 
 def _close(book: Book, node: NodeId, epoch: int, now: datetime) -> None:
@@ -269,61 +274,7 @@ def _answer(book: Book, operation: OperationId, node: NodeId, epoch: int, accept
         poke(book, Topic.COMMANDS, Topic.CONSOLE)
 
 
-# ---------------------------------------------------------------- observations
-
-
-def _observe(book: Book, node: NodeId, epoch: int, seen: Observation, now: datetime) -> bool:
-    hold_epoch(book, node, epoch)
-    row = book.members.get(seen.member)
-    if row is None or row.node != node or (seen.plan_digest and seen.plan_digest != row.plan_digest):
-        return False
-    if seen.revision <= row.revision:
-        return True
-    after = step_member(row.phase, seen.phase)
-    if row.phase in ENDED_PHASES:
-        said = archive_note(clean(seen.reason_detail)) if seen.cleaned else ""
-        detail = with_note(row.reason_detail, said)
-        book.members.put(row.id, evolve(row, revision=seen.revision, cleaned=row.cleaned or seen.cleaned, reason_detail=detail))
-        if seen.cleaned and not row.cleaned:
-            note(book, row.job, now, "member.cleaned", row.id, said)
-    else:
-        _apply(book, row, after, seen, now)
-    _tell(book, row, after, now)
-    return True
-
-
-def _apply(book: Book, row: MemberRow, after: MemberPhase, seen: Observation, now: datetime) -> None:
-    ended = after in ENDED_PHASES
-    code, detail = clean(seen.reason_code), clean(seen.reason_detail)
-    if after is MemberPhase.ABORTED and row.refusal_code and seen.reason_code in TOLD_BY_US:
-        code, detail = row.refusal_code, row.refusal_detail
-    left = seen.hold_seconds_left
-    changed = evolve(
-        row,
-        phase=after,
-        revision=seen.revision,
-        boot_id=clean(seen.boot_id),
-        container_id=clean(seen.container_id),
-        exit_code=seen.exit_code,
-        oom_killed=seen.oom_killed,
-        reason_code=code,
-        reason_detail=detail,
-        progress=seen.progress,
-        hold_expires_at=now + timedelta(seconds=left) if left is not None else None,
-        started_at=seen.started_at or row.started_at,
-        ended_at=(seen.ended_at or now) if ended else None,
-        cleaned=seen.cleaned,
-    )
-    book.members.put(row.id, changed)
-    if ended:
-        withdraw(book, row.id, UNANSWERED, now)
-        release(book, row.id)
-
-
-def _tell(book: Book, row: MemberRow, after: MemberPhase, now: datetime) -> None:
-    poke(book, Topic.CONSOLE)
-    if after is row.phase:
-        return
-    member = book.members[row.id]
-    note(book, row.job, now, f"member.{after.value}", row.id, f"{member.reason_code} {member.exit_code}")
-    poke(book, Topic.ATTEMPTS, *((Topic.JOBS,) if after in ENDED_PHASES else ()))
+def settle_stop(book: Book, member: MemberId, now: datetime) -> None:
+    for command in [command for command in book.commands if command.member == member and command.kind is CommandKind.STOP]:
+        if command.open:
+            book.commands.put(command.operation, evolve(command, answered_at=now, accepted=True))

@@ -1,0 +1,204 @@
+"""Journals in doubt, and reports that no history explains: P-01, P-02, P-12, R-LCH-05, R-LCH-14."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.storage_world import USER, OpenWorld, World
+from tuneplane.domain.errors import Fenced
+from tuneplane.domain.frames import CommandKind
+from tuneplane.domain.ids import JobId, MemberId, NodeId
+from tuneplane.domain.jobs import MemberRecord
+from tuneplane.domain.launch_table import AttemptEvent, AttemptState, MemberPhase
+from tuneplane.domain.node_member import PROGRESS_TICKS as T
+
+N1 = NodeId("n1")
+JOB = JobId("job-a")
+MEMBER = MemberId("job-a-1-0")
+
+
+async def member(world: World, job: JobId = JOB) -> MemberRecord:
+    found = await world.storage.get_job(job)
+    assert found is not None
+    return found.attempts[-1].members[0]
+
+
+async def cordons(world: World) -> list[str]:
+    node = await world.storage.get_node(N1, world.now)
+    assert node is not None
+    return [cordon.owner for cordon in node.cordons]
+
+
+async def notes(world: World, kind: str) -> int:
+    return [event.kind for event in await world.storage.timeline(JOB, 100)].count(kind)
+
+
+async def running(world: World) -> None:
+    """MEMBER was reported running, at journalled revision 5, in session 1."""
+    await world.node()
+    await world.launched(until=AttemptState.COMMITTED)
+    await world.see(MEMBER, MemberPhase.RUNNING, revision=5 * T, container_id="c")
+
+
+async def test_reverted_journal_is_noticed_by_a_lower_revision_in_a_newer_session(open_world: OpenWorld) -> None:
+    """P-02, P-12: its sequence had caught up, so the Hello told nothing."""
+    async with open_world() as world:
+        await running(world)
+        await world.connect(sequence=9)
+        assert await world.see(MEMBER, MemberPhase.PREPARED, epoch=2, revision=2 * T)
+        assert (await member(world)).phase is MemberPhase.UNKNOWN
+        assert await cordons(world) == ["journal"]
+        assert [sent.command.kind for sent in await world.send_all()] == [CommandKind.STOP]
+        assert await notes(world, "member.unknown") == 1
+        # only its end settles it; that it never ran is not believed, for its Commit was sent
+        assert await world.see(MEMBER, MemberPhase.STOPPING, epoch=2, revision=3 * T)
+        assert (await member(world)).phase is MemberPhase.UNKNOWN
+        assert await world.see(MEMBER, MemberPhase.ABORTED, epoch=2, revision=4 * T)
+        ended = await member(world)
+        assert (ended.phase, ended.reason_code, ended.exit_code) == (MemberPhase.TERMINATED, "lost", None)
+
+
+async def test_repeated_and_reordered_reports_are_harmless(open_world: OpenWorld) -> None:
+    """P-12: a lost acknowledgement, a copy that comes late, and progress that begins again after a restart."""
+    async with open_world() as world:
+        await running(world)
+        assert await world.see(MEMBER, MemberPhase.PREPARED, revision=2 * T)
+        await world.connect()
+        assert await world.see(MEMBER, MemberPhase.RUNNING, epoch=2, revision=5 * T)
+        assert (await member(world)).phase is MemberPhase.RUNNING
+        await world.launched("job-b", until=AttemptState.PREPARING)
+        other = MemberId("job-b-1-0")
+        await world.see(other, MemberPhase.PREPARING, epoch=2, revision=T + 9)
+        await world.connect()
+        assert await world.see(other, MemberPhase.PREPARING, epoch=3, revision=T)
+        assert (await member(world, JobId("job-b"))).phase is MemberPhase.PREPARING
+        assert await cordons(world) == []
+
+
+async def test_reverted_journal_that_reports_an_ended_member_alive_is_doubted_and_stopped(open_world: OpenWorld) -> None:
+    async with open_world() as world:
+        await running(world)
+        await world.see(MEMBER, MemberPhase.TERMINATED, revision=6 * T, exit_code=0)
+        await world.connect()
+        assert await world.see(MEMBER, MemberPhase.RUNNING, epoch=2, revision=5 * T, container_id="c")
+        assert (await member(world)).phase is MemberPhase.TERMINATED
+        assert await cordons(world) == ["journal"]
+        assert [sent.command.kind for sent in await world.send_all()] == [CommandKind.STOP]
+
+
+async def test_absence_from_a_complete_report_is_doubt_and_a_stop(open_world: OpenWorld) -> None:
+    """P-02: nothing is concluded but that the journal cannot be trusted."""
+    async with open_world() as world:
+        await running(world)
+        await world.connect()
+        await world.storage.reconcile(N1, 2, {MEMBER}, world.now)
+        assert (await member(world)).phase is MemberPhase.RUNNING
+        with pytest.raises(Fenced):
+            await world.storage.reconcile(N1, 1, (), world.now)
+        await world.storage.reconcile(N1, 2, (), world.now)
+        assert (await member(world)).phase is MemberPhase.UNKNOWN
+        assert await cordons(world) == ["journal"]
+        assert [sent.command.kind for sent in await world.send_all()] == [CommandKind.STOP]
+        await world.storage.reconcile(N1, 2, (), world.now)  # a repeat finds the Stop under way
+        assert await notes(world, "member.unknown") == 1
+
+
+async def test_absence_of_a_member_whose_prepare_may_be_in_flight_means_nothing(open_world: OpenWorld) -> None:
+    """P-02: sent, not answered, never reported: it comes again in this session."""
+    async with open_world() as world:
+        await world.node()
+        await world.submit()
+        assert await world.place()
+        claim = await world.claim()
+        assert await world.step(claim, AttemptEvent.CLAIMED)
+        assert await world.send_all()
+        await world.connect()
+        await world.storage.reconcile(N1, 2, (), world.now)
+        assert (await member(world)).phase is MemberPhase.PENDING
+        assert [sent.command.kind for sent in await world.send_all()] == [CommandKind.PREPARE]
+        assert await cordons(world) == []
+
+
+async def test_absence_of_an_accepted_member_that_was_never_reported_is_doubt(open_world: OpenWorld) -> None:
+    """P-02: its Prepare was answered, so the journal had it."""
+    async with open_world() as world:
+        await world.node()
+        await world.launched(until=AttemptState.PREPARING)
+        await world.connect()
+        await world.storage.reconcile(N1, 2, (), world.now)
+        assert (await member(world)).phase is MemberPhase.UNKNOWN
+
+
+async def test_absence_of_a_member_whose_stop_is_under_way_is_settled_by_its_tombstone(open_world: OpenWorld) -> None:
+    async with open_world() as world:
+        await running(world)
+        await world.storage.request_stop(JOB, USER, world.now)
+        await world.connect()
+        [stop] = await world.send_all()
+        await world.storage.reconcile(N1, 2, (), world.now)
+        await world.answer(stop)
+        await world.storage.reconcile(N1, 2, (), world.now)
+        assert await cordons(world) == []
+        assert (await member(world)).phase is MemberPhase.RUNNING
+
+
+async def test_step_that_no_history_makes_leaves_the_member_unknown_with_a_reason(open_world: OpenWorld) -> None:
+    """P-02: and the session lives."""
+    async with open_world() as world:
+        await running(world)
+        assert await world.see(MEMBER, MemberPhase.PREPARED, revision=6 * T)
+        doubted = await member(world)
+        assert (doubted.phase, doubted.reason_code) == (MemberPhase.UNKNOWN, "illegal-observation")
+        assert "was running" in doubted.reason_detail
+        assert [sent.command.kind for sent in await world.send_all()] == [CommandKind.STOP]
+        assert await world.see(MEMBER, MemberPhase.TERMINATED, revision=7 * T, exit_code=137, reason_code="stopped")
+        assert (await member(world)).phase is MemberPhase.TERMINATED
+        assert await cordons(world) == []
+
+
+async def test_ended_member_that_is_reported_alive_gets_one_stop_and_shows_as_a_violation(open_world: OpenWorld) -> None:
+    """R-LCH-05: not accepted back, whatever it was."""
+    async with open_world() as world:
+        await running(world)
+        await world.see(MEMBER, MemberPhase.TERMINATED, revision=6 * T, exit_code=0, cleaned=True)
+        for revision in (7, 8):
+            assert await world.see(MEMBER, MemberPhase.RUNNING, revision=revision * T, container_id="c")
+        node = await world.storage.get_node(N1, world.now)
+        assert node is not None
+        assert node.violations == (f"{MEMBER} had ended, and its Node reports it running",)
+        assert (await member(world)).phase is MemberPhase.TERMINATED
+        assert await notes(world, "member.violation") == 1
+        [stop] = await world.send_all()
+        assert stop.command.kind is CommandKind.STOP
+        assert await world.see(MEMBER, MemberPhase.TERMINATED, revision=9 * T, exit_code=137, cleaned=True)
+        assert (await member(world)).exit_code == 0  # how it ended is settled
+        node = await world.storage.get_node(N1, world.now)
+        assert node is not None
+        assert node.violations == ()
+
+
+async def test_clean_up_that_a_lost_journal_owed_is_asked_of_the_new_one(open_world: OpenWorld) -> None:
+    """R-LCH-14: its end was reported, its clean-up was not."""
+    async with open_world() as world:
+        await running(world)
+        await world.see(MEMBER, MemberPhase.TERMINATED, revision=6 * T, exit_code=0)
+        await world.connect(journal="j2")
+        [stop] = await world.send_all()
+        assert stop.command.kind is CommandKind.STOP
+        assert await world.see(MEMBER, MemberPhase.STOPPING, epoch=2, revision=T)
+        assert await world.see(MEMBER, MemberPhase.ABORTED, epoch=2, revision=2 * T)
+        assert await world.see(MEMBER, MemberPhase.ABORTED, epoch=2, revision=3 * T, cleaned=True)
+        ended = await member(world)
+        assert (ended.phase, ended.exit_code, ended.cleaned) == (MemberPhase.TERMINATED, 0, True)
+        assert await notes(world, "member.violation") == 0
+
+
+async def test_stop_that_was_never_answered_is_settled_by_the_end(open_world: OpenWorld) -> None:
+    """It must not come after a Forget, and make a tombstone that nobody forgets."""
+    async with open_world() as world:
+        await running(world)
+        await world.storage.request_stop(JOB, USER, world.now)
+        await world.send_all()
+        await world.see(MEMBER, MemberPhase.TERMINATED, revision=6 * T, reason_code="stopped")
+        await world.connect()
+        assert await world.send_all() == []
