@@ -85,6 +85,19 @@ async def ended(world: World) -> None:
     await world.step(claim, AttemptEvent.ALL_ENDED)
 
 
+async def failed(world: World) -> None:
+    await connected(world)
+    claim = await world.launched()
+    await world.see(MEMBER, MemberPhase.TERMINATED, exit_code=1, cleaned=True)
+    await world.step(claim, AttemptEvent.ALL_ENDED)
+
+
+async def silent(world: World) -> None:
+    await connected(world)
+    await world.launched(cards=("GPU-a",))
+    await world.storage.close_session(N1, 1, "cut", world.now)
+
+
 async def fleet_alone(world: World) -> None:
     await world.fleet()
 
@@ -154,6 +167,8 @@ WRITES: dict[str, tuple[Act, Act]] = {
     "delete_node": (drained, lambda w: w.storage.delete_node(N1, False, w.now)),
     "submit": (fleet_alone, lambda w: w.submit(key="k")),
     "request_stop": (preparing, lambda w: w.storage.request_stop(JobId("job-a"), USER, w.now)),
+    "retry": (failed, lambda w: w.storage.retry(JobId("job-a"), USER, w.now, after=1)),
+    "declare_lost": (silent, lambda w: w.storage.declare_lost(N1, MEMBER, USER, "burnt", w.now)),
     "publish_identity": (fleet_alone, lambda w: w.storage.publish_identity(IDENTITY)),
     "register_gateway": (fleet_alone, lambda w: w.storage.register_gateway(GatewayId("g"), "h", 1, w.now, lease(w))),
     "renew_gateway": (connected, lambda w: w.storage.renew_gateway(GATEWAY, lease(w))),
@@ -179,6 +194,7 @@ SAID_ON_REPEAT = {
     "delete_fleet": "not-found",
     "delete_node": "not-found",
     "advance": "illegal-transition",
+    "declare_lost": "member-ended",
 }
 
 

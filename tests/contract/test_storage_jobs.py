@@ -98,10 +98,10 @@ async def test_waiting_jobs_by_priority_then_age(open_world: OpenWorld) -> None:
         for number, priority in enumerate((0, 5, 0, 5)):
             await world.submit(f"job-{number}", spec=a_spec(priority=priority))
             world.later(1)
-        assert [one.id for one in await world.storage.waiting_jobs(10)] == ["job-1", "job-3", "job-0", "job-2"]
+        assert [one.id for one in await world.storage.waiting_jobs(10, world.now)] == ["job-1", "job-3", "job-0", "job-2"]
         await world.place("job-1")
         await world.storage.request_stop(JobId("job-3"), USER, world.now)
-        assert [one.id for one in await world.storage.waiting_jobs(10)] == ["job-0", "job-2"]
+        assert [one.id for one in await world.storage.waiting_jobs(10, world.now)] == ["job-0", "job-2"]
 
 
 async def test_note_waiting_keeps_since_while_the_reason_stays(open_world: OpenWorld) -> None:

@@ -23,7 +23,7 @@ from tuneplane.domain.fleets import (
     NodeState,
 )
 from tuneplane.domain.ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, TraceId
-from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Network, Pool, Resources, RuntimeRef, WorkKind
+from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Network, Orchestrator, Pool, Resources, RuntimeRef, WorkKind
 from tuneplane.domain.launch_table import AttemptState, LaunchView, MemberPhase, MemberView
 
 EPOCH = datetime(2026, 11, 30, 12, 0, 0, tzinfo=UTC)
@@ -48,6 +48,8 @@ def member_views(draw: st.DrawFn, rank: int) -> MemberView:
         reason_code=draw(st.sampled_from(["", "", "lost", "image-unavailable"])),
         ended_at=draw(optional(MOMENTS)),
         hold_expires_at=draw(optional(MOMENTS)),
+        silent_since=draw(optional(MOMENTS)),
+        connected_since=draw(optional(MOMENTS)),
     )
 
 
@@ -66,7 +68,12 @@ def launch_views(draw: st.DrawFn) -> LaunchView:
         entered_at=draw(MOMENTS),
         running_at=draw(optional(MOMENTS)),
         max_runtime_seconds=draw(optional(st.floats(1, 1000))),
-        cause_code=draw(st.sampled_from(["", "max-runtime"])),
+        cause_code=draw(st.sampled_from(["", "max-runtime", "exit-code", "stopped"])),
+        orchestrator=draw(st.sampled_from(Orchestrator)),
+        retries=draw(st.integers(0, 2)),
+        gang_deadline_seconds=draw(optional(st.floats(1, 1000))),
+        gateways_since=draw(optional(MOMENTS)),
+        watched_seconds=draw(st.floats(0, 2000)),
     )
 
 

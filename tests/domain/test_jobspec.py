@@ -80,7 +80,6 @@ def test_job_spec_a_broken_rule_names_its_field(changes: dict, field: str) -> No
         ({"init_from": {"artifact": "a"}}, "spec.init_from"),
         ({"capsule": "sha256:0"}, "spec.capsule"),
         ({"volumes": [{"name": "a", "target": "/a"}]}, "spec.volumes"),
-        ({"retries": 1}, "spec.retries"),
     ],
 )
 def test_job_spec_what_this_version_cannot_do_is_refused_by_name(changes: dict, field: str) -> None:

@@ -15,12 +15,10 @@ from tuneplane.domain.errors import IllegalTransition
 from tuneplane.domain.launch_table import (
     ATTEMPT_TABLE,
     ENDED_PHASES,
-    FINAL_JOB_STATES,
     MEMBER_TABLE,
     AttemptAction,
     AttemptEvent,
     AttemptState,
-    JobState,
     LaunchView,
     MemberPhase,
     next_look,
@@ -28,7 +26,6 @@ from tuneplane.domain.launch_table import (
     step,
 )
 from tuneplane.domain.timings import PRODUCTION
-from tuneplane.domain.verdict import cause_of, conclude
 
 S, E, A, P = AttemptState, AttemptEvent, AttemptAction, MemberPhase
 
@@ -139,32 +136,3 @@ def test_observe_what_time_makes_true_is_looked_at_in_time(view: LaunchView, now
     if observe(view, now, PRODUCTION) is None and view.state is S.RUNNING and delay < PRODUCTION.poll:  # type: ignore[arg-type]
         later = now + timedelta(seconds=delay + 1e-3)  # type: ignore[operator]
         assert observe(view, later, PRODUCTION) is E.RUNTIME_OVERDUE
-
-
-@given(launch_views())
-def test_conclude_success_needs_exit_zero_of_all_and_no_cause(view: LaunchView) -> None:
-    ended = attrs.evolve(view, members=tuple(attrs.evolve(m, phase=P.TERMINATED) for m in view.members))
-    verdict = conclude(ended)
-    clean = all(m.exit_code == 0 and not m.oom_killed and not m.reason_code for m in ended.members)
-    assert verdict.state in FINAL_JOB_STATES
-    assert (verdict.state is JobState.SUCCEEDED) == (clean and view.stop_asked_at is None and not view.cause_code)
-    assert verdict.state is JobState.SUCCEEDED or verdict.cause.code
-
-
-@given(launch_views(), st.permutations(range(4)))
-def test_cause_of_the_first_failure_is_kept(view: LaunchView, order: list[int]) -> None:
-    """L-H1: the member that failed first names the cause."""
-    members = tuple(
-        attrs.evolve(m, phase=P.TERMINATED, oom_killed=False, reason_code=f"cause-{when}", ended_at=EPOCH + timedelta(seconds=when))
-        for m, when in zip(view.members, order, strict=False)
-    )
-    failed = attrs.evolve(view, members=members)
-    assert cause_of(failed, E.MEMBER_FAILED).code == f"cause-{min(order[: len(members)])}"
-
-
-@pytest.mark.parametrize("event", list(E))
-@given(view=launch_views())
-def test_cause_of_every_event_is_a_sentence_or_empty(event: AttemptEvent, view: LaunchView) -> None:
-    assume(event is not E.RUNTIME_OVERDUE or view.max_runtime_seconds is not None)
-    cause = cause_of(view, event)
-    assert bool(cause.code) == bool(cause.detail)

@@ -116,6 +116,44 @@ def stop_too_late(rig: Rig, strike: Strike) -> None:
     assert rig.converge(job, witness, "stopped", exit_code=0) == 1
 
 
+def retry(rig: Rig, strike: Strike) -> None:
+    """A job whose image cannot be had is tried once more by a person, and not twice, however the request goes."""
+    witness = Witness.open(rig.system)
+    image = rig.system.image().split("@")[0] + NO_SUCH_DIGEST
+    job = rig.submit(witness.script(0), runtime={"image": image})
+    assert rig.converge(job, witness, "failed", exit_code=None, reason="image-unavailable") == 0
+    rig.strike(strike)
+    rig.ask(lambda: rig.system.client.post(f"/api/jobs/{job}/retry?after=1"))
+
+    def look() -> tuple[bool | None, object]:
+        seen = rig.job(job)
+        return (seen["state"] == "failed" and len(seen["attempts"]) == 2) or None, seen
+
+    rig.wait(f"{job} to have failed again", look)
+    rig.wait_cleaned(job)
+    assert not rig.holds(job)
+
+
+def declare_lost(rig: Rig, strike: Strike) -> None:
+    """P-11: an operator ends a member by his word while its daemon is dead. It still runs; the daemon returns and is told."""
+    job, witness = _start(rig)
+    [member] = rig.job(job)["attempts"][0]["members"]
+    rig.kill("node")
+
+    def look() -> tuple[bool | None, object]:
+        [seen] = rig.job(job)["attempts"][0]["members"]
+        return (True if seen["node_silent_since"] else None), seen
+
+    rig.wait(f"{member['node']} to be silent", look)
+    rig.strike(strike)
+    lose = f"/api/nodes/{member['node']}/members/{member['id']}/declare-lost"
+    rig.ask_gone(lambda: rig.system.client.post(lose, {"reason": "the fault test says so"}))
+    rig.wait_state(job, "failed")
+    rig.bring_up("node")
+    assert rig.converge(job, witness, "failed", exit_code=None, reason="declared-lost") == 1
+    assert witness.signals()
+
+
 def bad_image(rig: Rig, strike: Strike) -> None:
     """An image that cannot be had: the member is aborted, and nothing ever ran."""
     witness = Witness.open(rig.system)

@@ -48,6 +48,8 @@ REACH: dict[str, Reach] = {
     "storage.delete_node": Reach(scenarios.delete_node),
     "storage.submit": Reach(scenarios.launch),
     "storage.request_stop": Reach(scenarios.stop),
+    "storage.retry": Reach(scenarios.retry),
+    "storage.declare_lost": Reach(scenarios.declare_lost),
     # enrolment
     "storage.join": Reach(scenarios.join),
     "node.join.write": Reach(scenarios.join, "join"),

@@ -71,6 +71,16 @@ VIOLATIONS = {
         "INSERT INTO attempt (id, job_id, number, created_at, entered_at) VALUES ('x', 'job-a', 2, now(), now())",
         "attempt_one_live",
     ),
+    "an attempt of a job that was asked to stop": (
+        "UPDATE job SET stop_asked_at = now() WHERE id = 'job-b';" + ON_N1,
+        "attempt_after_stop",
+    ),
+    "an attempt out of turn": (
+        "INSERT INTO attempt (id, job_id, number, created_at, entered_at) VALUES ('x', 'job-b', 2, now(), now())",
+        "attempt_follows",
+    ),
+    "an end without evidence": ("UPDATE attempt SET state = 'ended', ended_at = now()", "attempt_ended_by_evidence"),
+    "a retry beside a live attempt": ("UPDATE job SET state = 'queued' WHERE id = 'job-a'", "job_queued_after_evidence"),
     "a claim epoch that falls": ("UPDATE attempt SET claim_epoch = 0", "attempt_forward"),
     "a commit taken back": ("UPDATE attempt SET state = 'preparing'", "attempt_forward"),
     "a plan that changes": ("UPDATE member SET plan = 'x'", "member_plan_fixed"),
@@ -121,6 +131,7 @@ async def test_violation_is_refused_by_the_database(database: str, what: str) ->
     ("sql", "constraint"),
     [
         ("UPDATE job SET state = 'running', ended_at = NULL", "job_final"),
+        ("UPDATE job SET state = 'queued', ended_at = NULL", "job_final"),
         ("UPDATE job SET stop_asked_at = NULL", "job_stop_for_ever"),
         ("UPDATE member SET phase = 'running'", "member_ended"),
     ],
@@ -134,6 +145,30 @@ async def test_what_ended_stays_ended(database: str, sql: str, constraint: str) 
         await storage.request_stop("job-a", USER, world.now)
         await world.see("job-a-1-0", MemberPhase.TERMINATED, exit_code=0)
         await world.step(claim, AttemptEvent.ALL_ENDED)
+        with pytest.raises(ConstraintViolated) as caught:
+            await storage._db.pool.execute(sql)
+        assert caught.value.constraint == constraint
+
+
+@pytest.mark.parametrize(
+    ("sql", "constraint"),
+    [
+        ("UPDATE job SET state = 'queued', ended_at = NULL", None),
+        ("UPDATE job SET state = 'running', ended_at = NULL", "job_final"),
+        ("UPDATE job SET stop_asked_at = now(); UPDATE job SET state = 'queued', ended_at = NULL", "job_queued_after_stop"),
+    ],
+)
+async def test_only_a_failed_job_that_nobody_stopped_is_queued_again(database: str, sql: str, constraint: str | None) -> None:
+    """R-LCH-12: the one way out of a final state."""
+    async with open_bridge(), open_storage(database) as storage:
+        world = World(storage)
+        await world.node()
+        claim = await world.launched()
+        await world.see("job-a-1-0", MemberPhase.TERMINATED, exit_code=1)
+        await world.step(claim, AttemptEvent.ALL_ENDED)
+        if constraint is None:
+            await storage._db.pool.execute(sql)
+            return
         with pytest.raises(ConstraintViolated) as caught:
             await storage._db.pool.execute(sql)
         assert caught.value.constraint == constraint

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 import trio
 
 from tests.web.documented import DOCUMENT
 from tests.web.events import open_events
-from tests.web.support import PASSWORD, job_spec, make_app, open_server, open_site
-from tests.web.world import INVENTORY, connect_node, drive, join_body, place_job
+from tests.web.support import PASSWORD, Running, job_spec, make_app, now, open_server, open_site
+from tests.web.world import INVENTORY, connect_node, drive, join_body, look, place_job
 from tuneplane import __version__
 from tuneplane.domain import codec
 from tuneplane.domain.ids import FleetId, JobId, NodeId
@@ -96,6 +97,7 @@ async def test_every_documented_route_answers_as_documented(database: str, tmp_p
         assert (await http.post(f"/api/jobs/{job}/stop")).status_code == 202
         await drive(running, node, epoch, member, P.STOPPING, P.TERMINATED, exit_code=0, cleaned=True)
         assert (await http.get(f"/api/jobs/{job}")).json()["state"] == "stopped"
+        await _lose_and_retry(running, http, node, epoch)
         with trio.fail_after(10):
             async with open_events(http, "/api/events"):
                 running.documented.seen.add(("GET", "/api/events", 200))
@@ -105,6 +107,30 @@ async def test_every_documented_route_answers_as_documented(database: str, tmp_p
         assert (await http.delete("/api/fleets/lab")).status_code == 204
     done = {(method, path) for method, path, status in running.documented.seen if status < 300}
     assert done == {(method.upper(), path) for path, operations in DOCUMENT["paths"].items() for method in operations}
+
+
+async def _lose_and_retry(running: Running, http: httpx.AsyncClient, node: NodeId, epoch: int) -> None:
+    """P-11: a job on a machine that falls silent, ended by an operator's word, tried again by a person's, then stopped."""
+    job = JobId((await http.post("/api/jobs", json=job_spec())).json()["id"])
+    member = await place_job(running, job, node)
+    await drive(running, node, epoch, member, P.PREPARING, P.PREPARED, P.STARTING, P.RUNNING)
+    lose = f"/api/nodes/{node}/members/{member}/declare-lost"
+    assert (await http.post(lose, json={"reason": "burnt"})).json()["code"] == "node-live"
+    assert (await http.post(f"/api/jobs/{job}/retry")).json()["code"] == "job-live"
+    await running.storage.close_session(node, epoch, "cut", now())
+    assert (await http.post(lose, json={"reason": " "})).status_code == 422
+    held = (await http.get(f"/api/jobs/{job}")).json()["attempts"][0]["waits_for"]
+    assert [(reason["code"], reason["subject"]) for reason in held] == [("silent-node", node)]
+    assert (await http.post(lose, json={"reason": "burnt"})).status_code == 204
+    assert (await http.post(lose, json={"reason": "burnt"})).json()["code"] == "member-ended"
+    await look(running)
+    failed = (await http.get(f"/api/jobs/{job}")).json()
+    assert (failed["state"], failed["reason_code"]) == ("failed", "declared-lost")
+    for _ in range(2):
+        again = await http.post(f"/api/jobs/{job}/retry")
+        assert (again.status_code, again.json()["state"], again.json()["attempt_number"]) == (202, "queued", 1)
+    assert (await http.post(f"/api/jobs/{job}/stop")).json()["state"] == "stopped"
+    assert (await http.post(f"/api/jobs/{job}/retry")).json()["code"] == "job-stopped"
 
 
 def test_document_examples_of_the_interface_are_what_the_decoder_takes() -> None:

@@ -116,12 +116,12 @@ async def place_job(running: Running, job: JobId, node: NodeId) -> MemberId:
 async def drive(running: Running, node: NodeId, epoch: int, member: MemberId, *phases: MemberPhase, **facts: Any) -> None:
     """Report ``phases`` of ``member`` in turn, letting the launch protocol take its step after each; ``facts`` go with the last."""
     for number, phase in enumerate(phases):
-        await _step(running)
+        await look(running)
         await _deliver(running, node, epoch)
         last = number == len(phases) - 1
         seen = Observation(member=member, revision=_revision(), phase=phase, plan_digest=codec.digest(b"{}"), boot_id=f"boot-{node}")
         assert await running.storage.observe(node, epoch, evolve(seen, **(facts if last else {})), now())
-    await _step(running)
+    await look(running)
 
 
 async def _deliver(running: Running, node: NodeId, epoch: int) -> None:
@@ -139,7 +139,7 @@ def _revision() -> int:
     return next(_revisions)
 
 
-async def _step(running: Running) -> None:
+async def look(running: Running) -> None:
     """What a launch consumer does when it looks."""
     until = now() + timedelta(hours=1)
     for claim in await running.storage.claim_attempts(WORKER, 10, now() + timedelta(days=1), until):

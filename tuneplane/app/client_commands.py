@@ -1,4 +1,4 @@
-"""``tuneplane login | fleets | nodes | submit | jobs | logs | stop``: thin over the HTTP API.
+"""``tuneplane login | fleets | nodes | submit | jobs | logs | stop | retry | declare-lost``: thin over the HTTP API.
 
 Tables for people, ``--json`` for programs (one document on standard output; messages go to standard error).
 Exit status: 0 done, 1 failed, 2 wrong usage or refused. A refusal prints its sentence and every reason.
@@ -331,4 +331,36 @@ def stop(job: str, wait: bool, as_json: bool) -> None:
     show(as_json, stopped, lambda out: tables.job_details(stopped, out))
 
 
-COMMANDS: tuple[click.Command, ...] = (login, fleets, nodes, submit, jobs, logs, stop)
+@click.command()
+@click.argument("job")
+@click.option("--wait", is_flag=True, help="Stay until the job has ended; exit status 1 unless it succeeded.")
+@json_option
+@failing_politely
+def retry(job: str, wait: bool, as_json: bool) -> None:
+    """Try JOB, which has failed, once more. Whether it was stopped decides more than why it failed: a stopped job never starts again."""
+    with open_client() as client:
+        seen = client.get(f"/api/jobs/{job}")["attempt_number"]
+        queued = client.post(f"/api/jobs/{job}/retry?after={seen}")
+        if wait:
+            queued = wait_for_job(client, job, lambda text: click.echo(text, err=True))
+    show(as_json, queued, lambda out: tables.job_details(queued, out))
+    if wait and queued["state"] != "succeeded":
+        sys.exit(1)
+
+
+@click.command("declare-lost")
+@click.argument("node")
+@click.argument("member")
+@click.option("--reason", required=True, help="How you know that it runs no more; kept in the audit log.")
+@failing_politely
+def declare_lost(node: str, member: str, reason: str) -> None:
+    """End MEMBER of the silent NODE by your word, and release what it holds (administrators).
+
+    Only when you know that the machine is gone or the work on it has ended: nothing else proves that it does not still run.
+    """
+    with open_client() as client:
+        client.post(f"/api/nodes/{node}/members/{member}/declare-lost", {"reason": reason})
+    click.echo(f"{member} is declared lost; what it held on {node} is free", err=True)
+
+
+COMMANDS: tuple[click.Command, ...] = (login, fleets, nodes, submit, jobs, logs, stop, retry, declare_lost)

@@ -62,6 +62,8 @@ def job_details(job: Row, console: Console) -> None:
     console.print(jobs_table([job]))
     for reason in (job.get("waiting") or {}).get("reasons", []):
         console.print(f"  waiting: {reason['detail']}", highlight=False)
+    for reason in (reason for attempt in job.get("attempts", []) for reason in attempt.get("waits_for", [])):
+        console.print(f"  held: {reason['detail']}", highlight=False)
     table = _table("MEMBER", "NODE", "PHASE", "EXIT", "PROGRESS", "WHY")
     for attempt in job.get("attempts", []):
         for member in attempt["members"]:
@@ -84,6 +86,8 @@ def why(job: Row) -> str:
     if waiting and job["state"] == "queued":
         reasons = [reason["detail"] for reason in waiting.get("reasons", [])]
         return reasons[0] + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else "") if reasons else str(waiting.get("code", ""))
+    for reason in (reason for attempt in job.get("attempts") or [] for reason in attempt.get("waits_for", [])):
+        return str(reason["detail"])
     for member in current_members(job):
         if text := progress_text(member.get("progress")):
             return text

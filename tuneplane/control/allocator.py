@@ -97,7 +97,7 @@ class Allocator(Actor):
 
     async def _pass(self) -> None:
         look = _Look(self.storage, self.clock)
-        for job in await self.storage.waiting_jobs(JOBS_A_LOOK):
+        for job in await self.storage.waiting_jobs(JOBS_A_LOOK, self.clock()):
             await self._allocate(job, look)
             await trio.lowlevel.checkpoint()  # planning many jobs must not hold up the renewals of claims
 

@@ -27,7 +27,7 @@ from .api_logs import (
     LogReader,
     Logs,
 )
-from .api_nodes import GatewayTrust, JoinAnswer, NodeAnswer, NodePatch, Nodes
+from .api_nodes import GatewayTrust, JoinAnswer, LossDeclaration, NodeAnswer, NodePatch, Nodes
 from .images import ImageResolver, RegistryResolver
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "LogChoice",
     "LogReader",
     "Logs",
+    "LossDeclaration",
     "NewJoinToken",
     "NewToken",
     "NodeAnswer",

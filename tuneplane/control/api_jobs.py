@@ -108,6 +108,16 @@ class Jobs(Base):
         await self.audit(caller.username, "job.stop", job)
         return stopped
 
+    async def retry(self, caller: User, job: JobId, *, after: int | None = None) -> Job:
+        """Queue a failed job for one more attempt. Refused says why not.
+
+        A repeat changes nothing before that attempt is placed; with ``after``, the attempt that was seen to fail, never.
+        """
+        await self.get(caller, job)
+        queued = await self.storage.retry(job, caller.username, self.clock(), after=after)
+        await self.audit(caller.username, "job.retry", job, f"attempt {queued.attempt_number + 1}")
+        return queued
+
     async def timeline(self, caller: User, job: JobId) -> list[TimelineEvent]:
         await self.get(caller, job)
         return await self.storage.timeline(job, TIMELINE_EVENTS)

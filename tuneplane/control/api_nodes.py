@@ -26,7 +26,7 @@ from tuneplane.domain.fleets import (
     readiness,
 )
 from tuneplane.domain.frames import WIRE_PROTOCOL
-from tuneplane.domain.ids import FleetId, NodeId, UserName
+from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
 from tuneplane.domain.jobs import JoinRequest, Page, User
 from tuneplane.domain.secrets import SECRET_ENTROPY_BYTES, SecretKind, secret_hash, spell_secret
 
@@ -121,6 +121,13 @@ class NodePatch:
 
 
 @frozen(kw_only=True)
+class LossDeclaration:
+    """Body of ``POST /api/nodes/{id}/members/{member}/declare-lost``: how the operator knows that it runs no more."""
+
+    reason: str
+
+
+@frozen(kw_only=True)
 class Nodes(Base):
     """Machines: joining, looking, draining, removing."""
 
@@ -210,6 +217,16 @@ class Nodes(Base):
         await self.storage.delete_node(node, force, self.clock())
         left = ", ".join(before.members)
         await self.audit(caller.username, "node.delete", node, f"left behind: {left}" if left else "", forced=force)
+
+    async def declare_lost(self, caller: User, node: NodeId, member: MemberId, word: LossDeclaration) -> None:
+        """End a member of a silent Node by an operator's word, and release what it holds (P-11). Recorded as forced."""
+        require_admin(caller)
+        reason = word.reason.strip()
+        if not 1 <= len(reason) <= MOST_REASON:
+            raise InvalidInput("reason", f"must say in 1 to {MOST_REASON} characters how you know that it runs no more")
+        await self.get(caller, node)
+        await self.storage.declare_lost(node, member, caller.username, reason, self.clock())
+        await self.audit(caller.username, "member.declare-lost", member, f"on Node {node}: {reason}", forced=True)
 
     async def _fleet_of(self, caller: User, node: Node) -> Fleet:
         try:

@@ -36,7 +36,7 @@ def plan_attempt(job: Job, fleet: Fleet, placed: Placed, default_root: str) -> P
 
 
 def next_number(job: Job) -> int:
-    return 1 + max((attempt.number for attempt in job.attempts), default=0)
+    return job.attempt_number + 1
 
 
 def storage_root_of(fleet: Fleet, default_root: str) -> str:

@@ -42,6 +42,8 @@ FAULT_POINTS: dict[str, str] = {
     "storage.delete_node": "api: the end of a Node, its credentials, session and holds",
     "storage.submit": "api: a queued job",
     "storage.request_stop": "api: an accepted stop, with its withdrawals and Stop commands",
+    "storage.retry": "api: a failed job, queued again",
+    "storage.declare_lost": "api: an operator's word that a member has ended, and the release of its holds",
     "storage.publish_identity": "api: a TLS identity, the first one for all replicas",
     "storage.register_gateway": "gateway: its address and lease",
     "storage.renew_gateway": "gateway: a longer lease",

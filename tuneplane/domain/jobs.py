@@ -11,7 +11,7 @@ from .fleets import Inventory
 from .frames import Command, Progress
 from .ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, TokenId, TraceId, UserName, WorkerId
 from .jobspec import JobSpec
-from .launch_table import AttemptState, JobState, MemberPhase
+from .launch_table import ENDED_PHASES, AttemptState, JobState, MemberPhase
 from .plan import LOOPBACK
 
 
@@ -88,6 +88,21 @@ class AttemptRecord:
     ended_at: datetime | None = None
     reason_code: str = ""
     reason_detail: str = ""
+    waits_for: tuple[Reason, ...] = ()  # what keeps it from its end: a silent Node that holds a member, a stop not confirmed
+
+
+def waits_for(state: AttemptState, members: tuple[MemberRecord, ...]) -> tuple[Reason, ...]:
+    """Every accepted stop and every hold ends, or is shown as held by a named silent Node since a time (P-11)."""
+    reasons = []
+    for member in members if state is not AttemptState.ENDED else ():
+        if member.phase in ENDED_PHASES:
+            continue
+        if member.node_silent_since is not None:
+            since = f"{member.node_silent_since:%Y-%m-%d %H:%M:%SZ}"
+            reasons.append(Reason("silent-node", f"{member.id} is held by Node {member.node}, silent since {since}", member.node))
+        elif state is AttemptState.STOPPING:
+            reasons.append(Reason("stopping", f"{member.id} on Node {member.node} has not confirmed its end", member.node))
+    return tuple(reasons)
 
 
 @frozen(kw_only=True)
@@ -117,6 +132,8 @@ class Job:
     waiting: Waiting | None = None
     reason_code: str = ""
     reason_detail: str = ""
+    attempt_number: int = 0  # of the latest attempt; 0: not placed yet
+    not_before: datetime | None = None  # a queued job's next attempt waits for this (back-off)
     attempts: tuple[AttemptRecord, ...] = ()  # filled by get_job; empty in listings
 
 

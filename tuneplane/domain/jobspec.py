@@ -245,7 +245,6 @@ def check_supported(body: JobBody) -> None:
         "spec.volumes": bool(body.volumes),
         "spec.runtime.id": body.runtime.id is not None,
         "spec.orchestrator": body.orchestrator is Orchestrator.RAY,
-        "spec.retries": body.retries > 0,
         "spec.resources.pools[0].series": any(pool.series is not None for pool in body.resources.pools),  # needs R-ENR-06
     }
     for at, present in unsupported.items():

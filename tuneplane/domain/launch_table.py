@@ -7,11 +7,15 @@ guarded by the claim epoch and the old state (P-05), so that a crash or a second
 
     pending --claimed--> preparing --all-prepared--> committed --all-running--> running
        |                    |                            |                        |
-       +--- stop-asked, overdue, member-failed, -unknown ->+-----> stopping <-----+
+       +--- stop-asked, overdue, member-failed, -unknown ->+-----> stopping <-----+-- member-silent, leader-done
                                                                       |
                         all-ended (evidence for every member) --> ended
 
 Nothing leaves ``stopping`` but evidence: a silent machine proves nothing (R-LCH-03), its hold is shown, not released.
+Whether an attempt that ended is followed by another is said in ``verdict.py``.
+
+Judging is fair (P-16, L-B8, L-B9): no deadline counts time in which nobody could see. Before the oldest gateway that
+lives now was there, and before the looking worker could reach PostgreSQL without a gap, silence and slowness are ours.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from attrs import frozen
 
 from .errors import IllegalTransition
 from .ids import AttemptId, JobId, MemberId, NodeId, TraceId
+from .jobspec import Orchestrator
 from .timings import Timings
 
 
@@ -42,6 +47,8 @@ class AttemptEvent(str, Enum):
     ALL_ENDED = "all-ended"
     MEMBER_FAILED = "member-failed"
     MEMBER_UNKNOWN = "member-unknown"  # P-02: the journal that knew it is gone; only a Stop's tombstone settles it
+    MEMBER_SILENT = "member-silent"  # R-LCH-16: a Node of a gang said nothing for longer than the gang deadline
+    LEADER_DONE = "leader-done"  # Ray: rank 0 has succeeded; its workers have nothing left to do
     STOP_ASKED = "stop-asked"
     PREPARE_OVERDUE = "prepare-overdue"
     COMMIT_OVERDUE = "commit-overdue"
@@ -71,11 +78,15 @@ ATTEMPT_TABLE: dict[tuple[AttemptState, AttemptEvent], tuple[AttemptState, Attem
     (S.COMMITTED, E.ALL_ENDED): (S.ENDED, A.CONCLUDE),
     (S.COMMITTED, E.MEMBER_FAILED): (S.STOPPING, A.SEND_STOP),
     (S.COMMITTED, E.MEMBER_UNKNOWN): (S.STOPPING, A.SEND_STOP),
+    (S.COMMITTED, E.MEMBER_SILENT): (S.STOPPING, A.SEND_STOP),
+    (S.COMMITTED, E.LEADER_DONE): (S.STOPPING, A.SEND_STOP),
     (S.COMMITTED, E.STOP_ASKED): (S.STOPPING, A.SEND_STOP),
     (S.COMMITTED, E.COMMIT_OVERDUE): (S.STOPPING, A.SEND_STOP),
     (S.RUNNING, E.ALL_ENDED): (S.ENDED, A.CONCLUDE),
     (S.RUNNING, E.MEMBER_FAILED): (S.STOPPING, A.SEND_STOP),
     (S.RUNNING, E.MEMBER_UNKNOWN): (S.STOPPING, A.SEND_STOP),
+    (S.RUNNING, E.MEMBER_SILENT): (S.STOPPING, A.SEND_STOP),
+    (S.RUNNING, E.LEADER_DONE): (S.STOPPING, A.SEND_STOP),
     (S.RUNNING, E.STOP_ASKED): (S.STOPPING, A.SEND_STOP),
     (S.RUNNING, E.RUNTIME_OVERDUE): (S.STOPPING, A.SEND_STOP),
     (S.STOPPING, E.ALL_ENDED): (S.ENDED, A.CONCLUDE),
@@ -139,11 +150,13 @@ class MemberView:
     reason_detail: str = ""
     ended_at: datetime | None = None
     hold_expires_at: datetime | None = None  # when a prepared, uncommitted reservation expires on its Node
+    silent_since: datetime | None = None  # its Node has no live session since then
+    connected_since: datetime | None = None  # its Node's live session began then
 
 
 @frozen(kw_only=True)
 class LaunchView:
-    """All that the launch protocol looks at, read in one statement."""
+    """All that the launch protocol looks at, read in one snapshot; ``watched_seconds`` is the looking worker's own."""
 
     job: JobId
     attempt: AttemptId
@@ -158,10 +171,20 @@ class LaunchView:
     max_runtime_seconds: float | None = None
     cause_code: str = ""  # the first cause, kept when the attempt began to stop
     cause_detail: str = ""
+    orchestrator: Orchestrator = Orchestrator.PROCESS_GROUP
+    retries: int = 0  # of the spec: attempts after the first
+    gang_deadline_seconds: float | None = None  # the Fleet's own; None: ``Timings.prepare_deadline``
+    gateways_since: datetime | None = None  # since when some gateway has lived without a gap; None: none lives
+    watched_seconds: float = 0.0  # how long the looking worker has reached PostgreSQL without a gap
 
 
 def succeeded(member: MemberView) -> bool:
     return member.phase is P.TERMINATED and member.exit_code == 0 and not member.oom_killed and not member.reason_code
+
+
+def leader_done(view: LaunchView) -> bool:
+    """Ray: whether rank 0, which runs the job's command, has succeeded by its own evidence, unprompted."""
+    return view.orchestrator is Orchestrator.RAY and any(member.rank == 0 and succeeded(member) for member in view.members)
 
 
 def observe(view: LaunchView, now: datetime, timings: Timings) -> AttemptEvent | None:
@@ -177,24 +200,55 @@ def observe(view: LaunchView, now: datetime, timings: Timings) -> AttemptEvent |
         return E.ALL_ENDED
     if view.state is S.STOPPING:
         return None
+    committed = view.state in (S.COMMITTED, S.RUNNING)
+    if committed and leader_done(view):
+        return E.LEADER_DONE
     if any(not succeeded(member) for member in ended):
         return E.MEMBER_FAILED
     if any(member.phase is P.UNKNOWN for member in view.members):
         return E.MEMBER_UNKNOWN
+    if committed and _too_long_silent(view, now, timings):
+        return E.MEMBER_SILENT
     return _overdue_or_complete(view, now, timings)
 
 
+def _counted(view: LaunchView, since: datetime, now: datetime) -> float:
+    """Seconds since ``since`` in which whoever judges could see."""
+    if view.gateways_since is None:
+        return 0.0
+    return max(0.0, min((now - max(since, view.gateways_since)).total_seconds(), view.watched_seconds))
+
+
+def _too_long_silent(view: LaunchView, now: datetime, timings: Timings) -> bool:
+    """R-LCH-16: of a gang. One machine alone keeps nobody waiting, so its silence never ends its work."""
+    deadline = max(gang_deadline(view, timings), timings.judging_grace)
+    silent = [m.silent_since for m in view.members if m.phase not in ENDED_PHASES and m.silent_since is not None]
+    return len(view.members) > 1 and any(_counted(view, since, now) >= deadline for since in silent)
+
+
+def gang_deadline(view: LaunchView, timings: Timings) -> float:
+    """Seconds that the members of a gang wait for one another: to be prepared, and for a silent one to return."""
+    return timings.prepare_deadline if view.gang_deadline_seconds is None else view.gang_deadline_seconds
+
+
+def _slow_to_start(view: LaunchView, now: datetime, timings: Timings) -> bool:
+    """P-10: a member that does not run though its Node has had time to be told. Silence is judged elsewhere."""
+    grace = timedelta(seconds=min(timings.judging_grace, timings.commit_deadline))
+    lagging = [m for m in view.members if m.phase is not P.RUNNING and not succeeded(m) and m.silent_since is None]
+    told = [m for m in lagging if m.connected_since is None or now - m.connected_since >= grace]
+    return bool(told) and _counted(view, view.entered_at, now) >= timings.commit_deadline
+
+
 def _overdue_or_complete(view: LaunchView, now: datetime, timings: Timings) -> AttemptEvent | None:
-    age = (now - view.entered_at).total_seconds()
     if view.state is S.PREPARING:
         if all(member.phase is P.PREPARED for member in view.members):
             # P-08: a hold that is about to expire is not committed; the Node will report its tombstone
             return E.ALL_PREPARED if _hold_is_safe(view, now, timings) else E.PREPARE_OVERDUE
-        return E.PREPARE_OVERDUE if age >= timings.prepare_deadline else None
+        return E.PREPARE_OVERDUE if _counted(view, view.entered_at, now) >= gang_deadline(view, timings) else None
     if view.state is S.COMMITTED:
         if all(member.phase is P.RUNNING or succeeded(member) for member in view.members):
             return E.ALL_RUNNING
-        return E.COMMIT_OVERDUE if age >= timings.commit_deadline else None
+        return E.COMMIT_OVERDUE if _slow_to_start(view, now, timings) else None
     if view.max_runtime_seconds is not None and view.running_at is not None:
         if now - view.running_at >= timedelta(seconds=view.max_runtime_seconds):
             return E.RUNTIME_OVERDUE
@@ -245,7 +299,7 @@ JOB_STATE_OF_ATTEMPT = {
 
 @frozen
 class Verdict:
-    """How an attempt ended: the job's final state and the first cause."""
+    """How an attempt ended: the job's state after it (``queued``: another attempt follows) and the first cause."""
 
     state: JobState
     cause: Cause

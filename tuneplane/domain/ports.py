@@ -139,6 +139,13 @@ class NodeStore(Protocol):
     async def delete_node(self, node: NodeId, force: bool, now: datetime) -> None:
         """Refused(code="node-busy", reasons naming the members left) without ``force`` when active or holding anything."""
 
+    async def declare_lost(self, node: NodeId, member: MemberId, by: UserName, reason: str, now: datetime) -> None:
+        """Take an operator's word for evidence (P-11): the member ends as ``declared-lost``, its holds are released.
+
+        A Stop is kept for the machine, should it come back. NotFound. Refused: ``node-live`` while the Node's session
+        lives (it can be asked), ``member-ended``.
+        """
+
 
 class SessionStore(Protocol):
     """What gateways need."""
@@ -234,14 +241,23 @@ class JobStore(Protocol):
         sent has its Prepare withdrawn and is ``aborted`` with its holds released; every other live member gets a Stop command.
         """
 
+    async def retry(self, job: JobId, by: UserName, now: datetime, *, after: int | None = None) -> Job:
+        """Queue a failed job for one more attempt, at once; a repeat before that attempt is placed changes nothing.
+
+        ``after`` is the attempt that the caller saw fail: once a later one was placed, a repeat answers the job as it is.
+
+        NotFound. Refused: ``job-live``, ``job-succeeded``, ``job-stopped`` (a stop is for ever, R-LCH-12),
+        ``too-many-attempts``, ``fleet-gone``.
+        """
+
     async def timeline(self, job: JobId, limit: int) -> list[TimelineEvent]: ...
 
 
 class LaunchStore(Protocol):
     """What workers need."""
 
-    async def waiting_jobs(self, limit: int) -> list[Job]:
-        """Queued jobs without a live attempt, by priority, then age."""
+    async def waiting_jobs(self, limit: int, now: datetime) -> list[Job]:
+        """Queued jobs whose back-off is over, by priority, then age."""
 
     async def placement_nodes(self, fleet: FleetId, now: datetime) -> list[Node]:
         """All Nodes of a Fleet, capacity and free cards included."""
@@ -274,7 +290,8 @@ class LaunchStore(Protocol):
         """Persist one step and its commands in one transaction, WHERE claim_epoch and old state still hold (P-05).
 
         SEND_PREPARE and SEND_COMMIT insert one command a member; SEND_STOP does what request_stop does for the members;
-        CONCLUDE writes the verdict on attempt and job. A repeat changes nothing. False: the world moved, look again.
+        CONCLUDE writes the verdict on attempt and job; a verdict of ``queued`` leaves the job waiting for its next attempt,
+        not before its back-off is over. A repeat changes nothing. False: the world moved (a stop came, say), look again.
         """
 
     async def forget_ended(self, older_than: datetime, limit: int, now: datetime) -> int:

@@ -8,15 +8,18 @@ from datetime import datetime
 
 from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
 from tuneplane.domain import codec
-from tuneplane.domain.errors import NotFound, Reason
+from tuneplane.domain.errors import NotFound, Reason, Refused
 from tuneplane.domain.frames import Progress
 from tuneplane.domain.ids import FleetId, JobId, TraceId, UserName
-from tuneplane.domain.jobs import AttemptRecord, Job, MemberRecord, Page, TimelineEvent, Waiting
+from tuneplane.domain.jobs import AttemptRecord, Job, MemberRecord, Page, TimelineEvent, Waiting, waits_for
 from tuneplane.domain.jobspec import JobSpec
-from tuneplane.domain.launch_table import FINAL_JOB_STATES, AttemptState, JobState, MemberPhase
+from tuneplane.domain.launch_table import FINAL_JOB_STATES, AttemptState, Cause, JobState, MemberPhase
 from tuneplane.domain.ports import Topic
+from tuneplane.domain.verdict import STOPPED, cause_of_stop, check_retry
 
 from .database import Aggregate, clean, from_json, keys_of, note, page_of, poke, to_json
+from .launches import member_views
+from .silence import SILENT_SINCE, WITH_SESSION
 from .stopping import stop_members
 
 
@@ -61,15 +64,26 @@ class Jobs(Aggregate):
         rows, cursor = page_of(await self._db.fetch(sql, keys.at, keys.id, keys.limit, wanted, fleet, owner), page)
         return [job_of(row) for row in rows], cursor
 
-    async def waiting_jobs(self, limit: int) -> list[Job]:
-        sql = "SELECT * FROM job WHERE state = 'queued' ORDER BY priority DESC, created_at, id LIMIT $1"
-        return [job_of(row) for row in await self._db.fetch(sql, limit)]
+    async def waiting_jobs(self, limit: int, now: datetime) -> list[Job]:
+        sql = (
+            "SELECT * FROM job WHERE state = 'queued' AND (not_before IS NULL OR not_before <= $2)"
+            " ORDER BY priority DESC, created_at, id LIMIT $1"
+        )
+        return [job_of(row) for row in await self._db.fetch(sql, limit, now)]
 
     async def note_waiting(self, job: JobId, code: str, reasons: Sequence[Reason], now: datetime) -> None:
         await self._db.write("note_waiting", _note_waiting, job, code, tuple(reasons), now)
 
     async def request_stop(self, job: JobId, by: UserName, now: datetime) -> Job:
         return await self._db.write("request_stop", _request_stop, job, by, now)
+
+    async def retry(self, job: JobId, by: UserName, now: datetime, *, after: int | None = None) -> Job:
+        try:
+            return await self._db.write("retry", _retry, job, by, after, now)
+        except ConstraintViolated as error:
+            if error.constraint != "job_fleet":
+                raise
+            raise Refused("fleet-gone", f"the Fleet of job {job} was deleted: submit it anew") from error
 
     async def timeline(self, job: JobId, limit: int) -> list[TimelineEvent]:
         """The latest ``limit`` events, oldest first."""
@@ -126,34 +140,61 @@ async def _request_stop(connection: Connection, job: JobId, by: UserName, now: d
         raise NotFound("job", job)
     if JobState(row["state"]) in FINAL_JOB_STATES or row["stop_asked_at"] is not None:
         return await _whole(connection, row)
-    sql = "SELECT id, state FROM attempt WHERE job_id = $1 AND state <> 'ended' FOR NO KEY UPDATE"
+    sql = "SELECT id, state, cause_code, cause_detail FROM attempt WHERE job_id = $1 AND state <> 'ended' FOR NO KEY UPDATE"
     attempt = await connection.fetchrow(sql, job)
-    detail = f"stopped by {by}"
-    await note(connection, job, now, "job.stop-asked", job, detail)
+    await note(connection, job, now, "job.stop-asked", job, f"stopped by {by}")
     state = JobState.STOPPED if attempt is None else JobState.STOPPING
+    cause = await _cause(connection, attempt, by)
     sql = (
-        "UPDATE job SET stop_asked_at = $2::timestamptz, stop_asked_by = $3, state = $4, reason_code = 'stopped', reason_detail = $5,"
-        " ended_at = CASE WHEN $4 = 'stopped' THEN $2::timestamptz END, waiting_code = NULL, waiting_reasons = NULL, waiting_since = NULL"
-        " WHERE id = $1 RETURNING *"
+        "UPDATE job SET stop_asked_at = $2::timestamptz, stop_asked_by = $3, state = $4, reason_code = $5, reason_detail = $6,"
+        " ended_at = CASE WHEN $4 = 'stopped' THEN $2::timestamptz END, not_before = NULL, waiting_code = NULL, waiting_reasons = NULL,"
+        " waiting_since = NULL WHERE id = $1 RETURNING *"
     )
-    row = await connection.fetchrow(sql, job, now, by, state.value, detail)
+    row = await connection.fetchrow(sql, job, now, by, state.value, cause.code, cause.detail)
     if attempt is None:
-        await note(connection, job, now, "job.stopped", job, "it had not been placed")
+        placed = "it waited for another attempt" if row["attempt_number"] else "it had not been placed"
+        await note(connection, job, now, "job.stopped", job, placed)
     else:
-        await _stop_attempt(connection, job, attempt, detail, now)
+        await _stop_attempt(connection, job, attempt, cause, now)
     await poke(connection, Topic.JOBS, Topic.ATTEMPTS, Topic.COMMANDS, Topic.CONSOLE)
     return await _whole(connection, row)
 
 
-async def _stop_attempt(connection: Connection, job: JobId, attempt: Row, detail: str, now: datetime) -> None:
-    """From whatever state to ``stopping``; the first cause is kept (L-H1)."""
+async def _cause(connection: Connection, attempt: Row | None, by: UserName) -> Cause:
+    """The first cause is kept (L-H1): the attempt's own, that of a member which had failed by now, else this stop."""
+    if attempt is not None and attempt["cause_code"]:
+        return Cause(attempt["cause_code"], attempt["cause_detail"])
+    cause = cause_of_stop(await member_views(connection, attempt["id"]) if attempt is not None else (), by)
+    return Cause(clean(cause.code), clean(cause.detail))
+
+
+async def _stop_attempt(connection: Connection, job: JobId, attempt: Row, cause: Cause, now: datetime) -> None:
+    """From whatever state to ``stopping``."""
     sql = (
-        "UPDATE attempt SET state = 'stopping', entered_at = $2, cause_code = CASE cause_code WHEN '' THEN 'stopped' ELSE cause_code END,"
-        " cause_detail = CASE cause_code WHEN '' THEN $3 ELSE cause_detail END WHERE id = $1 AND state <> 'stopping' RETURNING id"
+        "UPDATE attempt SET state = 'stopping', entered_at = $2, cause_code = $3, cause_detail = $4"
+        " WHERE id = $1 AND state <> 'stopping' RETURNING id"
     )
-    if await connection.fetchrow(sql, attempt["id"], now, detail) is not None:
-        await note(connection, job, now, "attempt.stopping", attempt["id"], detail)
-    await stop_members(connection, job, attempt["id"], "stopped", now)
+    if await connection.fetchrow(sql, attempt["id"], now, cause.code, cause.detail) is not None:
+        await note(connection, job, now, "attempt.stopping", attempt["id"], cause.detail)
+    await stop_members(connection, job, attempt["id"], STOPPED, now)
+
+
+async def _retry(connection: Connection, job: JobId, by: UserName, after: int | None, now: datetime) -> Job:
+    row = await connection.fetchrow("SELECT * FROM job WHERE id = $1 FOR NO KEY UPDATE", job)
+    if row is None:
+        raise NotFound("job", job)
+    if after is not None and row["attempt_number"] > after:
+        return await _whole(connection, row)
+    check_retry(job, JobState(row["state"]), row["stop_asked_at"], row["attempt_number"])
+    sql = (
+        "UPDATE job SET state = 'queued', ended_at = NULL, not_before = NULL, reason_code = '', reason_detail = '', waiting_code = NULL,"
+        " waiting_reasons = NULL, waiting_since = NULL WHERE id = $1 AND (state = 'failed' OR not_before IS NOT NULL) RETURNING *"
+    )
+    queued = await connection.fetchrow(sql, job)
+    if queued is not None:
+        await note(connection, job, now, "job.retry-asked", job, f"by {by}, for attempt {row['attempt_number'] + 1}")
+        await poke(connection, Topic.JOBS, Topic.CONSOLE)
+    return await _whole(connection, queued or row)
 
 
 # ---------------------------------------------------------------- rows to values
@@ -167,12 +208,9 @@ async def _get(connection: Connection, job: JobId) -> Job | None:
 async def _whole(connection: Connection, row: Row) -> Job:
     attempts = await connection.fetch("SELECT * FROM attempt WHERE job_id = $1 ORDER BY number", row["id"])
     sql = (
-        "SELECT member.*, CASE WHEN phase NOT IN ('terminated', 'aborted')"
-        " AND NOT coalesce(closed_at IS NULL AND lease_until > now(), false)"
-        " THEN coalesce(closed_at, lease_until, node.created_at) END AS silent_since"
+        f"SELECT member.*, CASE WHEN phase NOT IN ('terminated', 'aborted') THEN {SILENT_SINCE} END AS silent_since"  # noqa: S608  constants
         " FROM member JOIN attempt ON attempt.id = attempt_id JOIN node ON node.id = member.node_id"
-        " LEFT JOIN session ON session.node_id = member.node_id LEFT JOIN gateway ON gateway.id = gateway_id"
-        " WHERE job_id = $1 ORDER BY attempt_id, rank"
+        f" {WITH_SESSION} WHERE job_id = $1 ORDER BY attempt_id, rank"
     )
     members = await connection.fetch(sql, row["id"])
     return job_of(row, tuple(_attempt(one, [member for member in members if member["attempt_id"] == one["id"]]) for one in attempts))
@@ -196,6 +234,8 @@ def job_of(row: Row, attempts: tuple[AttemptRecord, ...] = ()) -> Job:
         waiting=_waiting(row),
         reason_code=row["reason_code"],
         reason_detail=row["reason_detail"],
+        attempt_number=row["attempt_number"],
+        not_before=row["not_before"],
         attempts=attempts,
     )
 
@@ -207,17 +247,19 @@ def _waiting(row: Row) -> Waiting | None:
     return Waiting(code=row["waiting_code"], reasons=reasons or (), since=row["waiting_since"])
 
 
-def _attempt(row: Row, members: Sequence[Row]) -> AttemptRecord:
+def _attempt(row: Row, rows: Sequence[Row]) -> AttemptRecord:
+    state, members = AttemptState(row["state"]), tuple(_member(member) for member in rows)
     return AttemptRecord(
         id=row["id"],
         number=row["number"],
-        state=AttemptState(row["state"]),
-        members=tuple(_member(member) for member in members),
+        state=state,
+        members=members,
         created_at=row["created_at"],
         running_at=row["running_at"],
         ended_at=row["ended_at"],
         reason_code=row["cause_code"],
         reason_detail=row["cause_detail"],
+        waits_for=waits_for(state, members),
     )
 
 

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
 from tuneplane.domain.ids import AttemptId, JobId, WorkerId
 from tuneplane.domain.jobs import Claim, PlacedMember
+from tuneplane.domain.jobspec import Orchestrator
 from tuneplane.domain.launch_table import (
     ENDED_PHASES,
     JOB_STATE_OF_ATTEMPT,
     AttemptAction,
     AttemptState,
     Cause,
+    JobState,
     LaunchView,
     MemberPhase,
     MemberView,
     Verdict,
 )
 from tuneplane.domain.ports import Topic
+from tuneplane.domain.timings import Timings
+from tuneplane.domain.verdict import backoff_reason, retry_delay
 
 from .commands import insert_commit, insert_forget, insert_prepare
-from .database import Aggregate, clean, note, poke
+from .database import Aggregate, clean, note, poke, to_json
 from .holds import take
+from .silence import LIVE, SILENT_SINCE, WITH_SESSION
 from .stopping import stop_members
 
 # What may say no to a placement: somebody else was quicker, or the world changed since the planner looked.
@@ -74,8 +79,7 @@ class Launches(Aggregate):
         verdict: Verdict | None,
         now: datetime,
     ) -> bool:
-        hold_seconds = self._db.timings.hold
-        return await self._db.write("advance", _advance, claim, view.state, target, action, cause, verdict, hold_seconds, now)
+        return await self._db.write("advance", _advance, claim, view, target, action, cause, verdict, self._db.timings, now)
 
     async def forget_ended(self, older_than: datetime, limit: int, now: datetime) -> int:
         return await self._db.write("forget_ended", _forget, older_than, limit, now)
@@ -87,8 +91,11 @@ class Launches(Aggregate):
 async def _place(
     connection: Connection, job: JobId, attempt: AttemptId, number: int, members: tuple[PlacedMember, ...], now: datetime
 ) -> bool:
-    sql = "SELECT FROM job WHERE id = $1 AND state = 'queued' AND stop_asked_at IS NULL FOR NO KEY UPDATE"
-    if await connection.fetchrow(sql, job) is None or not await _open_to_work(connection, members):
+    sql = (
+        "SELECT FROM job WHERE id = $1 AND state = 'queued' AND stop_asked_at IS NULL AND attempt_number = $2 - 1"
+        " AND (not_before IS NULL OR not_before <= $3) FOR NO KEY UPDATE"
+    )
+    if await connection.fetchrow(sql, job, number, now) is None or not await _open_to_work(connection, members):
         return False
     sql = "INSERT INTO attempt (id, job_id, number, created_at, entered_at) VALUES ($1, $2, $3, $4, $4)"
     await connection.execute(sql, attempt, job, number, now)
@@ -96,8 +103,11 @@ async def _place(
     rows = [(one.member, attempt, one.node, one.rank, one.plan, one.plan_digest) for one in members]
     await connection.executemany(sql, rows)
     await take(connection, members)
-    sql = "UPDATE job SET state = $2, waiting_code = NULL, waiting_reasons = NULL, waiting_since = NULL WHERE id = $1"
-    await connection.execute(sql, job, JOB_STATE_OF_ATTEMPT[AttemptState.PENDING].value)
+    sql = (
+        "UPDATE job SET state = $2, attempt_number = $3, not_before = NULL, waiting_code = NULL, waiting_reasons = NULL,"
+        " waiting_since = NULL WHERE id = $1"
+    )
+    await connection.execute(sql, job, JOB_STATE_OF_ATTEMPT[AttemptState.PENDING].value, number)
     where = ", ".join(sorted({one.node for one in members}))
     await note(connection, job, now, "attempt.placed", attempt, f"on {where}")
     await poke(connection, Topic.ATTEMPTS, Topic.CONSOLE)
@@ -147,28 +157,41 @@ async def _renew(connection: Connection, worker: WorkerId, claims: tuple[Claim, 
 
 async def _load(connection: Connection, claim: Claim) -> LaunchView | None:
     sql = (
-        "SELECT attempt.*, job.trace, job.spec, stop_asked_at, stop_asked_by FROM attempt JOIN job ON job.id = job_id"
+        "SELECT attempt.*, job.trace, job.spec, stop_asked_at, stop_asked_by,"
+        " (SELECT min(live_since) FROM gateway WHERE lease_until > now()) AS gateways_since FROM attempt JOIN job ON job.id = job_id"
         " WHERE attempt.id = $1 AND claim_epoch = $2 AND claim_worker = $3 AND attempt.state <> 'ended'"
     )
     row = await connection.fetchrow(sql, claim.attempt, claim.epoch, claim.worker)
     if row is None:
         return None
-    members = await connection.fetch("SELECT * FROM member WHERE attempt_id = $1 ORDER BY rank", claim.attempt)
+    spec = json.loads(row["spec"])["spec"]
     return LaunchView(
         job=row["job_id"],
         attempt=row["id"],
         number=row["number"],
         state=AttemptState(row["state"]),
-        members=tuple(_member(member) for member in members),
+        members=await member_views(connection, claim.attempt),
         trace=row["trace"],
         stop_asked_at=row["stop_asked_at"],
         stop_asked_by=row["stop_asked_by"],
         entered_at=row["entered_at"],
         running_at=row["running_at"],
-        max_runtime_seconds=json.loads(row["spec"])["spec"]["max_runtime_seconds"],
+        max_runtime_seconds=spec["max_runtime_seconds"],
         cause_code=row["cause_code"],
         cause_detail=row["cause_detail"],
+        orchestrator=Orchestrator(spec["orchestrator"]),
+        retries=spec["retries"],
+        gateways_since=row["gateways_since"],
     )
+
+
+async def member_views(connection: Connection, attempt: AttemptId) -> tuple[MemberView, ...]:
+    """By rank, each with what is known of its Node's session now."""
+    sql = (
+        f"SELECT member.*, {SILENT_SINCE} AS silent_since, CASE WHEN {LIVE} THEN opened_at END AS connected_since"  # noqa: S608
+        f" FROM member JOIN node ON node.id = member.node_id {WITH_SESSION} WHERE attempt_id = $1 ORDER BY rank"
+    )
+    return tuple(_member(row) for row in await connection.fetch(sql, attempt))
 
 
 def _member(row: Row) -> MemberView:
@@ -183,6 +206,8 @@ def _member(row: Row) -> MemberView:
         reason_detail=row["reason_detail"],
         ended_at=row["ended_at"],
         hold_expires_at=row["hold_expires_at"],
+        silent_since=row["silent_since"],
+        connected_since=row["connected_since"],
     )
 
 
@@ -192,26 +217,27 @@ def _member(row: Row) -> MemberView:
 async def _advance(
     connection: Connection,
     claim: Claim,
-    state: AttemptState,
+    view: LaunchView,
     target: AttemptState,
     action: AttemptAction,
     cause: Cause,
     verdict: Verdict | None,
-    hold_seconds: float,
+    timings: Timings,
     now: datetime,
 ) -> bool:
     job = await connection.fetchrow("SELECT stop_asked_at FROM job WHERE id = $1 FOR NO KEY UPDATE", claim.job)
     sql = "SELECT FROM attempt WHERE id = $1 AND claim_epoch = $2 AND claim_worker = $3 AND state = $4 FOR NO KEY UPDATE"
-    if job is None or await connection.fetchrow(sql, claim.attempt, claim.epoch, claim.worker, state.value) is None:
+    if job is None or await connection.fetchrow(sql, claim.attempt, claim.epoch, claim.worker, view.state.value) is None:
         return False
-    if job["stop_asked_at"] is not None and target not in (AttemptState.STOPPING, AttemptState.ENDED):
-        return False  # stop wins
-    if not await _act(connection, claim, action, cause, hold_seconds, now):
+    late_stop = job["stop_asked_at"] is not None and view.stop_asked_at is None
+    if target is not AttemptState.STOPPING and (late_stop or (job["stop_asked_at"] is not None and target is not AttemptState.ENDED)):
+        return False  # stop wins, also one that came after the look
+    if not await _act(connection, claim, action, cause, timings.hold, now):
         return False
     await _enter(connection, claim, target, cause, now)
     if target is AttemptState.ENDED:
         assert verdict is not None, "an attempt ends with a verdict"
-        await _conclude(connection, claim, verdict, now)
+        await _conclude(connection, claim, view.number, verdict, timings, now)
     else:
         await connection.execute("UPDATE job SET state = $2 WHERE id = $1", claim.job, JOB_STATE_OF_ATTEMPT[target].value)
     await poke(connection, Topic.ATTEMPTS, Topic.COMMANDS, Topic.CONSOLE, *((Topic.JOBS,) if target is AttemptState.ENDED else ()))
@@ -251,13 +277,26 @@ async def _enter(connection: Connection, claim: Claim, target: AttemptState, cau
     await note(connection, claim.job, now, f"attempt.{target.value}", claim.attempt, cause.detail)
 
 
-async def _conclude(connection: Connection, claim: Claim, verdict: Verdict, now: datetime) -> None:
+async def _conclude(connection: Connection, claim: Claim, number: int, verdict: Verdict, timings: Timings, now: datetime) -> None:
     code, detail = clean(verdict.cause.code), clean(verdict.cause.detail)
-    sql = "UPDATE job SET state = $2, ended_at = $3, reason_code = $4, reason_detail = $5 WHERE id = $1"
-    await connection.execute(sql, claim.job, verdict.state.value, now, code, detail)
     sql = "UPDATE attempt SET cause_code = $2, cause_detail = $3 WHERE id = $1 AND cause_code = ''"
     await connection.execute(sql, claim.attempt, code, detail)
+    if verdict.state is JobState.QUEUED:
+        await _queue_again(connection, claim, number, Cause(code, detail), now + timedelta(seconds=retry_delay(number, timings)), now)
+        return
+    sql = "UPDATE job SET state = $2, ended_at = $3, reason_code = $4, reason_detail = $5 WHERE id = $1"
+    await connection.execute(sql, claim.job, verdict.state.value, now, code, detail)
     await note(connection, claim.job, now, f"job.{verdict.state.value}", claim.job, detail)
+
+
+async def _queue_again(connection: Connection, claim: Claim, number: int, cause: Cause, not_before: datetime, now: datetime) -> None:
+    """The next attempt is the allocator's; the database refuses it while a member of this one lacks evidence."""
+    reason = backoff_reason(claim.attempt, number, cause, not_before)
+    sql = (
+        "UPDATE job SET state = 'queued', not_before = $2, waiting_code = $3, waiting_reasons = $4::json, waiting_since = $5 WHERE id = $1"
+    )
+    await connection.execute(sql, claim.job, not_before, reason.code, to_json((reason,)), now)
+    await note(connection, claim.job, now, "job.queued-again", claim.job, reason.detail)
 
 
 async def _forget(connection: Connection, older_than: datetime, limit: int, now: datetime) -> int:

@@ -9,12 +9,16 @@ from tuneplane.bridge.postgres import Connection, Row
 from tuneplane.domain.errors import NotFound, Reason, Refused
 from tuneplane.domain.fleets import MOST_VIOLATIONS, Capacity, Cordon, Inventory, Node, NodeState
 from tuneplane.domain.fleets import Connection as Link
-from tuneplane.domain.ids import FleetId, NodeId
+from tuneplane.domain.frames import CommandKind
+from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
 from tuneplane.domain.jobs import Page
 from tuneplane.domain.ports import Topic
+from tuneplane.domain.verdict import DECLARED_LOST, NODE_REMOVED
 
+from .commands import insert_stop, withdraw
 from .database import Aggregate, clean, from_json, keys_of, note, page_of, poke
 from .holds import release
+from .stopping import was_sent
 
 # A Node as one row: its record, session, lease, capacity, cordons and cards, all of one moment.
 VIEW = f"""
@@ -64,6 +68,9 @@ class Nodes(Aggregate):
 
     async def delete_node(self, node: NodeId, force: bool, now: datetime) -> None:
         await self._db.write("delete_node", _delete, node, force, now)
+
+    async def declare_lost(self, node: NodeId, member: MemberId, by: UserName, reason: str, now: datetime) -> None:
+        await self._db.write("declare_lost", _declare_lost, node, member, by, clean(reason), now)
 
 
 def node_of(row: Row, now: datetime) -> Node:
@@ -187,11 +194,44 @@ def _refuse_busy(node: NodeId, state: NodeState, members: list[Row]) -> None:
 
 async def _give_up(connection: Connection, node: NodeId, member: Row, now: datetime) -> None:
     """An operator's audited word that the machine is gone stands for evidence (R-LIV-05, P-11)."""
+    detail = f"Node {node} was removed by force while this was {member['phase']} on it"
+    await _end_by_word(connection, node, member, NODE_REMOVED, detail, now)
+    await note(connection, member["job_id"], now, "member.given-up", member["id"], detail)
+
+
+async def _end_by_word(connection: Connection, node: NodeId, member: Row, code: str, detail: str, now: datetime) -> None:
     sql = (
         "UPDATE member SET phase = CASE phase WHEN 'pending' THEN 'aborted' ELSE 'terminated' END, ended_at = $2,"
-        " reason_code = 'node-removed', reason_detail = $3 WHERE id = $1"
+        " reason_code = $3, reason_detail = $4 WHERE id = $1"
     )
-    detail = f"Node {node} was removed by force while this was {member['phase']} on it"
-    await connection.execute(sql, member["id"], now, detail)
+    await connection.execute(sql, member["id"], now, code, detail)
     await release(connection, member["id"], node)
-    await note(connection, member["job_id"], now, "member.given-up", member["id"], detail)
+
+
+async def _declare_lost(connection: Connection, node: NodeId, name: MemberId, by: UserName, reason: str, now: datetime) -> None:
+    """The locks on Node and session keep it from coming back meanwhile: it would have to be asked."""
+    sql = "SELECT id FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE"
+    if await connection.fetchrow(sql, node) is None:
+        raise NotFound("Node", node)
+    sql = (
+        "SELECT lease_until FROM session JOIN gateway ON gateway.id = gateway_id"
+        " WHERE node_id = $1 AND closed_at IS NULL AND lease_until > $2 FOR NO KEY UPDATE OF session"
+    )
+    if await connection.fetchrow(sql, node, now) is not None:
+        raise Refused("node-live", f"Node {node} is connected: stop the job, and it will confirm the end of {name} itself")
+    sql = (
+        "SELECT member.id, phase, job_id FROM member JOIN attempt ON attempt.id = attempt_id"
+        " WHERE member.id = $1 AND node_id = $2 FOR NO KEY UPDATE OF member"
+    )
+    member = await connection.fetchrow(sql, name, node)
+    if member is None:
+        raise NotFound("member", name)
+    if member["phase"] in ("terminated", "aborted"):
+        raise Refused("member-ended", f"{name} has ended already ({member['phase']})")
+    detail = f"declared lost by {by} while Node {node} was silent and this was {member['phase']} on it: {reason}"
+    await _end_by_word(connection, node, member, DECLARED_LOST, detail, now)
+    await withdraw(connection, name, (CommandKind.PREPARE, CommandKind.COMMIT), now)
+    if await was_sent(connection, name):  # it may run still: should the machine come back, this waits for it
+        await insert_stop(connection, name, DECLARED_LOST, now, again=True)
+    await note(connection, member["job_id"], now, "member.declared-lost", name, detail)
+    await poke(connection, Topic.ATTEMPTS, Topic.JOBS, Topic.COMMANDS, Topic.CONSOLE)

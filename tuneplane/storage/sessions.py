@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tuneplane.bridge.postgres import Connection, Row
 from tuneplane.domain.errors import Refused
@@ -24,7 +24,8 @@ class Sessions(Aggregate):
         await self._db.write("register_gateway", _register, gateway, host, port, now, lease_until)
 
     async def renew_gateway(self, gateway: GatewayId, lease_until: datetime) -> bool:
-        return await self._db.write("renew_gateway", _renew, gateway, lease_until)
+        lapsed = lease_until - timedelta(seconds=self._db.timings.gateway_lease)  # the gateway's own present
+        return await self._db.write("renew_gateway", _renew, gateway, lease_until, lapsed)
 
     async def close_gateway(self, gateway: GatewayId, now: datetime) -> None:
         await self._db.write("close_gateway", _close_gateway, gateway, now)
@@ -80,15 +81,20 @@ def _check_credential(row: Row | None, now: datetime) -> None:
 async def _register(connection: Connection, gateway: GatewayId, host: str, port: int, now: datetime, lease_until: datetime) -> None:
     await _close_all(connection, gateway, now, "gateway-restarted")
     sql = (
-        "INSERT INTO gateway (id, host, port, started_at, lease_until) VALUES ($1, $2, $3, $4, $5) ON CONFLICT (id) DO UPDATE"
-        " SET host = excluded.host, port = excluded.port, started_at = excluded.started_at, lease_until = excluded.lease_until"
+        "INSERT INTO gateway (id, host, port, started_at, live_since, lease_until) VALUES ($1, $2, $3, $4, $4, $5)"
+        " ON CONFLICT (id) DO UPDATE SET host = excluded.host, port = excluded.port, started_at = excluded.started_at,"
+        " live_since = excluded.live_since, lease_until = excluded.lease_until"
     )
     await connection.execute(sql, gateway, host, port, now, lease_until)
 
 
-async def _renew(connection: Connection, gateway: GatewayId, lease_until: datetime) -> bool:
-    sql = "UPDATE gateway SET lease_until = $2 WHERE id = $1 RETURNING id"
-    return await connection.fetchrow(sql, gateway, lease_until) is not None
+async def _renew(connection: Connection, gateway: GatewayId, lease_until: datetime, present: datetime) -> bool:
+    """A lease that had run out begins anew: nobody could see through this gateway meanwhile (P-16)."""
+    sql = (
+        "UPDATE gateway SET lease_until = $2, live_since = CASE WHEN lease_until < $3 THEN $3 ELSE live_since END"
+        " WHERE id = $1 RETURNING id"
+    )
+    return await connection.fetchrow(sql, gateway, lease_until, present) is not None
 
 
 async def _close_gateway(connection: Connection, gateway: GatewayId, now: datetime) -> None:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from tuneplane.bridge.postgres import Connection, Row
 from tuneplane.domain.frames import CommandKind
-from tuneplane.domain.ids import AttemptId, JobId
+from tuneplane.domain.ids import AttemptId, JobId, MemberId
 
 from .commands import insert_stop, withdraw
 from .database import note
@@ -25,7 +25,7 @@ async def stop_members(connection: Connection, job: JobId, attempt: AttemptId, r
     never_sent = []
     for member in await connection.fetch(sql, attempt):
         await withdraw(connection, member["id"], UNANSWERED, now)
-        if await _was_sent(connection, member):
+        if await was_sent(connection, member["id"]):
             await insert_stop(connection, member["id"], reason, now)
         else:
             never_sent.append(member)
@@ -33,9 +33,10 @@ async def stop_members(connection: Connection, job: JobId, attempt: AttemptId, r
         await _abort(connection, job, member, reason, now)
 
 
-async def _was_sent(connection: Connection, member: Row) -> bool:
+async def was_sent(connection: Connection, member: MemberId) -> bool:
+    """Whether a Node may have heard of ``member``."""
     sql = "SELECT FROM command WHERE member_id = $1 AND sent_epoch IS NOT NULL LIMIT 1"
-    return await connection.fetchrow(sql, member["id"]) is not None
+    return await connection.fetchrow(sql, member) is not None
 
 
 async def _abort(connection: Connection, job: JobId, member: Row, reason: str, now: datetime) -> None:

@@ -53,6 +53,13 @@ class JobQuery(PageQuery):
 
 
 @frozen(kw_only=True)
+class RetryQuery:
+    """``?after=N``: the attempt that was seen to fail. A repeat then answers the job as it is, whatever attempt N+1 came to."""
+
+    after: int | None = None
+
+
+@frozen(kw_only=True)
 class Timeline:
     """Every event of the launch, in causal order."""
 
@@ -92,6 +99,12 @@ async def read_job(site: Site, call: Call) -> Answer:
 async def stop_job(site: Site, call: Call) -> Answer:
     """Ask a job to stop: accepted once and for ever; a repeat changes nothing."""
     return Answer(status=202, value=await site.api.jobs.stop(call.user, JobId(call.path["job"])))
+
+
+@router.route("POST", "/api/jobs/{job}/retry", who=Who.USER, query=RetryQuery, answers={202: Job}, problems=(409,))
+async def retry_job(site: Site, call: Call) -> Answer:
+    """Try a failed job once more; a repeat before that attempt has begun, or with ``after``, changes nothing."""
+    return Answer(status=202, value=await site.api.jobs.retry(call.user, JobId(call.path["job"]), after=call.query.after))
 
 
 @router.route("GET", "/api/jobs/{job}/timeline", who=Who.USER, answers={200: Timeline})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from tuneplane.control.api import JoinAnswer, NodeAnswer, NodePatch
-from tuneplane.domain.ids import FleetId, NodeId
+from tuneplane.control.api import JoinAnswer, LossDeclaration, NodeAnswer, NodePatch
+from tuneplane.domain.ids import FleetId, MemberId, NodeId
 from tuneplane.domain.jobs import JoinRequest
 
 from .inputs import PageQuery
@@ -60,6 +60,15 @@ async def read_node(site: Site, call: Call) -> Answer:
 async def update_node(site: Site, call: Call) -> Answer:
     """Set a Node active, draining or cordoned; running work goes on."""
     return Answer(value=await site.api.nodes.set_state(call.user, NodeId(call.path["node"]), call.body))
+
+
+@router.route(
+    "POST", "/api/nodes/{node}/members/{member}/declare-lost", who=Who.ADMIN, body=LossDeclaration, answers={204: None}, problems=(409,)
+)
+async def declare_member_lost(site: Site, call: Call) -> Answer:
+    """End a member of a silent Node by an operator's word; what it holds is released, and it may still run."""
+    await site.api.nodes.declare_lost(call.user, NodeId(call.path["node"]), MemberId(call.path["member"]), call.body)
+    return Answer(status=204)
 
 
 @router.route("DELETE", "/api/nodes/{node}", who=Who.ADMIN, query=DeleteQuery, answers={204: None}, problems=(409,))

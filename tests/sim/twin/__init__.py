@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from .base import Calm, Client, Database, Weather
 from .jobs import Jobs
+from .launches import Launches
+from .losses import Losses
 from .nodes import Nodes
 from .observations import Observations
 from .people import People
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Book", "Calm", "Change", "Client", "Database", "Twin", "Weather"]
 
 
-class Twin(People, Nodes, Sessions, Observations, Jobs):
+class Twin(People, Nodes, Losses, Sessions, Observations, Jobs, Launches):
     """One process's connection to the shared :class:`Database`."""
 
 

@@ -16,7 +16,7 @@ from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.faultpoint import AnswerLost, fault_point
 from tuneplane.domain.ids import JobId
 from tuneplane.domain.jobs import Page, TimelineEvent
-from tuneplane.domain.launch_table import FINAL_JOB_STATES, AttemptState
+from tuneplane.domain.launch_table import ENDED_PHASES, FINAL_JOB_STATES, AttemptState, JobState
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.timings import PRODUCTION, Timings
 from tuneplane.storage.database import keys_of
@@ -94,6 +94,7 @@ class Client:
         try:
             result = unit(self.book, *args, **named)
             check_triggers(self.book.log)
+            check_evidence(self.book)
             with fault_point(f"storage.{name}"):
                 pass
         except AnswerLost as error:
@@ -170,9 +171,34 @@ def check_triggers(log: list[Change]) -> None:
             raise TriggerRefused(f"{change.table} {change.key}: {problem}")
 
 
+def check_evidence(book: Book) -> None:
+    """The triggers that read other tables: an attempt ends with evidence for all its members, and follows the last one."""
+    for change in book.log:
+        after: Any = change.after
+        if change.table == "attempts" and after is not None:
+            alive = [row.id for row in book.members if row.attempt == after.id and row.phase not in ENDED_PHASES]
+            _require(after.state is not AttemptState.ENDED or not alive, change, "attempt_ended_by_evidence")
+            if change.before is None:
+                _require(book.jobs[after.job].stop_asked_at is None, change, "attempt_after_stop")
+                others = [row for row in book.attempts if row.job == after.job and row.id != after.id]
+                _require(all(row.state is AttemptState.ENDED for row in others), change, "attempt_one_live")
+                _require(after.number == len(others) + 1, change, "attempt_follows")
+        if change.table == "jobs" and after is not None and after.state is JobState.QUEUED and change.before is not None:
+            live = [row.id for row in book.attempts if row.job == after.id and row.state is not AttemptState.ENDED]
+            _require(not live, change, "job_queued_after_evidence")
+
+
+def _require(holds: bool, change: Change, trigger: str) -> None:
+    if not holds:
+        raise TriggerRefused(f"{change.table} {change.key}: {trigger}")
+
+
 def _job(before: Any, after: Any) -> str:
-    if before.state in FINAL_JOB_STATES and after.state is not before.state:
+    moved = after.state is not before.state
+    if moved and before.state in FINAL_JOB_STATES and (before.state, after.state) != (JobState.FAILED, JobState.QUEUED):
         return "job_final"
+    if moved and after.state is JobState.QUEUED and after.stop_asked_at is not None:
+        return "job_queued_after_stop"
     return "job_stop_for_ever" if before.stop_asked_at not in (None, after.stop_asked_at) else ""
 
 

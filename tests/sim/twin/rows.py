@@ -67,6 +67,7 @@ class GatewayRow:
     host: str
     port: int
     lease_until: datetime
+    live_since: datetime
 
 
 @frozen(kw_only=True)

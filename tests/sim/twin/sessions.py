@@ -26,11 +26,12 @@ class Sessions(Client):
     """SessionStore without inventories and observations (domain/ports.py)."""
 
     async def register_gateway(self, gateway: GatewayId, host: str, port: int, now: datetime, lease_until: datetime) -> None:
-        row = GatewayRow(id=gateway, host=host, port=port, lease_until=lease_until)
+        row = GatewayRow(id=gateway, host=host, port=port, lease_until=lease_until, live_since=now)
         await self.write("register_gateway", _register, row, now)
 
     async def renew_gateway(self, gateway: GatewayId, lease_until: datetime) -> bool:
-        return await self.write("renew_gateway", _renew, gateway, lease_until)
+        present = lease_until - timedelta(seconds=self.timings.gateway_lease)
+        return await self.write("renew_gateway", _renew, gateway, lease_until, present)
 
     async def close_gateway(self, gateway: GatewayId, now: datetime) -> None:
         await self.write("close_gateway", _close_gateway, gateway, now)
@@ -72,10 +73,11 @@ def _register(book: Book, row: GatewayRow, now: datetime) -> None:
     book.gateways.put(row.id, row)
 
 
-def _renew(book: Book, gateway: GatewayId, lease_until: datetime) -> bool:
+def _renew(book: Book, gateway: GatewayId, lease_until: datetime, present: datetime) -> bool:
     row = book.gateways.get(gateway)
     if row is not None:
-        book.gateways.put(gateway, evolve(row, lease_until=lease_until))
+        since = present if row.lease_until < present else row.live_since
+        book.gateways.put(gateway, evolve(row, lease_until=lease_until, live_since=since))
     return row is not None
 
 
