@@ -250,6 +250,23 @@ async def test_view_tells_silence_and_since_when_gateways_could_see(open_world: 
         assert (await world.view(claim)).gateways_since == world.now
 
 
+@pytest.mark.parametrize(("said", "seconds"), [("30", 30.0), ("7200", 7200.0), ("soon", None), ("-1", None), ("nan", None)])
+async def test_view_and_hold_know_the_fleets_own_gang_deadline(open_world: OpenWorld, said: str, seconds: float | None) -> None:
+    """R-LCH-10, R-LCH-16, P-08: a reservation outlasts the deadline by which its gang is prepared; junk is as if unsaid."""
+    async with open_world() as world:
+        await world.node()
+        config = {"gang_deadline_seconds": said}
+        await world.storage.update_fleet(FLEET, capabilities=None, visibility=None, project=None, state=None, config=config)
+        await world.submit()
+        await world.place()
+        claim = await world.claim()
+        assert (await world.view(claim)).gang_deadline_seconds == seconds
+        await world.step(claim, E.CLAIMED)
+        (sent,) = await world.send_all()
+        deadline = seconds or PRODUCTION.prepare_deadline
+        assert sent.command.hold_seconds == max(PRODUCTION.hold, deadline + PRODUCTION.hold - PRODUCTION.prepare_deadline)
+
+
 async def test_job_shows_what_a_stopping_attempt_waits_for(open_world: OpenWorld) -> None:
     """P-11: held by a named silent Node since a time; a connected one has not confirmed yet."""
     async with open_world() as world:

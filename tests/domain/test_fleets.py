@@ -81,3 +81,5 @@ def test_timings_scaling_keeps_every_relation(factor: float) -> None:
     assert scaled.gateway_lease >= 2.9 * scaled.gateway_renew
     assert scaled.claim_lease >= 2.9 * scaled.claim_renew
     assert scaled.hold > scaled.prepare_deadline + scaled.commit_margin
+    assert scaled.judging_grace >= scaled.reconnect_most + scaled.gateway_lease + 2 * scaled.heartbeat  # L-B12
+    assert scaled.retry_first < scaled.retry_most

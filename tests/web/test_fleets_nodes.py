@@ -59,6 +59,8 @@ async def test_unread_config_key_is_kept_and_warned_about(database: str, tmp_pat
         ({"visibility": "project"}, "project"),
         ({"project": "vision"}, "project"),
         ({"config": {"a": 1}}, "config.a"),
+        ({"config": {"gang_deadline_seconds": "soon"}}, "config.gang_deadline_seconds"),
+        ({"config": {"gang_deadline_seconds": "0"}}, "config.gang_deadline_seconds"),
         ({"config": {"a": "x" * 5000}}, "config.a"),
     ],
 )

@@ -16,6 +16,7 @@ from tuneplane.domain.fleets import (
     FleetKind,
     FleetState,
     Visibility,
+    check_fleet_config,
     check_slug,
     config_warnings,
 )
@@ -258,4 +259,5 @@ def _config(config: dict[str, str]) -> dict[str, str]:
     for key, value in config.items():
         if max(len(key), len(value)) > MOST_CONFIG_TEXT:
             raise InvalidInput(f"config.{key[:64]}", f"at most {MOST_CONFIG_TEXT} characters")
+    check_fleet_config(config)
     return config

@@ -61,6 +61,24 @@ FLEET_CONFIG_KEYS = frozenset(
 )
 
 
+MOST_GANG_DEADLINE_SECONDS = 86400.0  # reservations are held as long, and nobody else gets the machines meanwhile
+
+
+def gang_deadline(config: dict[str, str]) -> float | None:
+    """``gang_deadline_seconds`` of a Fleet: how long the members of a gang wait for one another. None: not (well) said."""
+    try:
+        seconds = float(config.get("gang_deadline_seconds", ""))
+    except ValueError:
+        return None
+    return seconds if 1 <= seconds <= MOST_GANG_DEADLINE_SECONDS else None
+
+
+def check_fleet_config(config: dict[str, str]) -> None:
+    """Raise InvalidInput for a key whose value its setting could not read."""
+    if "gang_deadline_seconds" in config and gang_deadline(config) is None:
+        raise InvalidInput("config.gang_deadline_seconds", f"must be a number of seconds from 1 to {MOST_GANG_DEADLINE_SECONDS:.0f}")
+
+
 @frozen(kw_only=True)
 class Fleet:
     """A named set of machines and the back end that runs work on them."""

@@ -231,6 +231,11 @@ def gang_deadline(view: LaunchView, timings: Timings) -> float:
     return timings.prepare_deadline if view.gang_deadline_seconds is None else view.gang_deadline_seconds
 
 
+def hold_seconds(view: LaunchView, timings: Timings) -> float:
+    """How long a Node keeps an uncommitted reservation: past the deadline by which its gang is prepared (P-08)."""
+    return max(timings.hold, gang_deadline(view, timings) + timings.hold - timings.prepare_deadline)
+
+
 def _slow_to_start(view: LaunchView, now: datetime, timings: Timings) -> bool:
     """P-10: a member that does not run though its Node has had time to be told. Silence is judged elsewhere."""
     grace = timedelta(seconds=min(timings.judging_grace, timings.commit_deadline))

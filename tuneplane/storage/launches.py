@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
+from tuneplane.domain.fleets import gang_deadline
 from tuneplane.domain.ids import AttemptId, JobId, WorkerId
 from tuneplane.domain.jobs import Claim, PlacedMember
 from tuneplane.domain.jobspec import Orchestrator
@@ -21,6 +22,7 @@ from tuneplane.domain.launch_table import (
     MemberPhase,
     MemberView,
     Verdict,
+    hold_seconds,
 )
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.timings import Timings
@@ -158,6 +160,7 @@ async def _renew(connection: Connection, worker: WorkerId, claims: tuple[Claim, 
 async def _load(connection: Connection, claim: Claim) -> LaunchView | None:
     sql = (
         "SELECT attempt.*, job.trace, job.spec, stop_asked_at, stop_asked_by,"
+        " (SELECT config FROM fleet WHERE fleet.id = job.fleet_id) AS fleet_config,"
         " (SELECT min(live_since) FROM gateway WHERE lease_until > now()) AS gateways_since FROM attempt JOIN job ON job.id = job_id"
         " WHERE attempt.id = $1 AND claim_epoch = $2 AND claim_worker = $3 AND attempt.state <> 'ended'"
     )
@@ -181,6 +184,7 @@ async def _load(connection: Connection, claim: Claim) -> LaunchView | None:
         cause_detail=row["cause_detail"],
         orchestrator=Orchestrator(spec["orchestrator"]),
         retries=spec["retries"],
+        gang_deadline_seconds=gang_deadline(json.loads(row["fleet_config"] or "{}")),
         gateways_since=row["gateways_since"],
     )
 
@@ -232,7 +236,7 @@ async def _advance(
     late_stop = job["stop_asked_at"] is not None and view.stop_asked_at is None
     if target is not AttemptState.STOPPING and (late_stop or (job["stop_asked_at"] is not None and target is not AttemptState.ENDED)):
         return False  # stop wins, also one that came after the look
-    if not await _act(connection, claim, action, cause, timings.hold, now):
+    if not await _act(connection, claim, action, cause, hold_seconds(view, timings), now):
         return False
     await _enter(connection, claim, target, cause, now)
     if target is AttemptState.ENDED:
@@ -244,7 +248,7 @@ async def _advance(
     return True
 
 
-async def _act(connection: Connection, claim: Claim, action: AttemptAction, cause: Cause, hold_seconds: float, now: datetime) -> bool:
+async def _act(connection: Connection, claim: Claim, action: AttemptAction, cause: Cause, hold: float, now: datetime) -> bool:
     """The commands of one step. False when the members are not what the step was decided on."""
     if action is AttemptAction.SEND_STOP:
         await stop_members(connection, claim.job, claim.attempt, clean(cause.code) or "stopped", now)
@@ -254,7 +258,7 @@ async def _act(connection: Connection, claim: Claim, action: AttemptAction, caus
     phases = {MemberPhase(member["phase"]) for member in members}
     if action is AttemptAction.SEND_PREPARE:
         for member in members:
-            await insert_prepare(connection, member["id"], hold_seconds, now)
+            await insert_prepare(connection, member["id"], hold, now)
     if action is AttemptAction.SEND_COMMIT:
         if phases != {MemberPhase.PREPARED}:
             return False

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from attrs import evolve
 
-from tuneplane.domain.fleets import FleetState, NodeState
+from tuneplane.domain.fleets import FleetState, NodeState, gang_deadline
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import AttemptId, JobId, MemberId, WorkerId
 from tuneplane.domain.jobs import Claim, PlacedMember, Waiting
@@ -21,6 +21,7 @@ from tuneplane.domain.launch_table import (
     LaunchView,
     MemberPhase,
     Verdict,
+    hold_seconds,
 )
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.timings import Timings
@@ -188,6 +189,7 @@ def _load(book: Book, claim: Claim, true_now: datetime) -> LaunchView | None:
         cause_detail=row.cause_detail,
         orchestrator=job.spec.spec.orchestrator,
         retries=job.spec.spec.retries,
+        gang_deadline_seconds=gang_deadline(book.fleets[job.fleet].config),
         gateways_since=min((one.live_since for one in book.gateways if one.lease_until > true_now), default=None),
     )
 
@@ -210,7 +212,7 @@ def _advance(
     late_stop = job.stop_asked_at is not None and view.stop_asked_at is None
     if target is not AttemptState.STOPPING and (late_stop or (job.stop_asked_at is not None and target is not AttemptState.ENDED)):
         return False  # stop wins, also one that came after the look
-    if not _act(book, row, action, cause, timings.hold, now):
+    if not _act(book, row, action, cause, hold_seconds(view, timings), now):
         return False
     _enter(book, row, target, cause, now)
     if target is AttemptState.ENDED:
@@ -222,14 +224,14 @@ def _advance(
     return True
 
 
-def _act(book: Book, row: AttemptRow, action: AttemptAction, cause: Cause, hold_seconds: float, now: datetime) -> bool:
+def _act(book: Book, row: AttemptRow, action: AttemptAction, cause: Cause, hold: float, now: datetime) -> bool:
     members = members_of(book, row.id)
     phases = {member.phase for member in members}
     if action is AttemptAction.SEND_STOP:
         stop_members(book, row.id, clean(cause.code) or "stopped", now)
     elif action is AttemptAction.SEND_PREPARE:
         for member in members:
-            insert(book, member.id, CommandKind.PREPARE, now, hold_seconds=hold_seconds)
+            insert(book, member.id, CommandKind.PREPARE, now, hold_seconds=hold)
     elif action is AttemptAction.SEND_COMMIT:
         if phases != {MemberPhase.PREPARED}:
             return False
