@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
 
 from tests.contract.storage_world import FLEET, GATEWAY, USER, WORKER, OpenWorld, World, a_member
 from tuneplane.domain.fleets import FleetState, NodeState
-from tuneplane.domain.frames import CommandKind
+from tuneplane.domain.frames import CommandKind, Progress
 from tuneplane.domain.ids import AttemptId, JobId, MemberId, NodeId, WorkerId
 from tuneplane.domain.jobs import Claim, Job, MemberRecord
 from tuneplane.domain.launch_table import (
@@ -288,3 +289,34 @@ async def test_forget_goes_to_cleaned_members_of_old_attempts_once(open_world: O
         assert await world.storage.forget_ended(world.now + timedelta(days=1), 10, world.now) == 1
         assert await world.storage.forget_ended(world.now + timedelta(days=1), 10, world.now) == 0
         assert [sent.command.kind for sent in await world.send_all()] == [CommandKind.FORGET]
+
+
+async def test_gang_shows_where_it_meets_and_who_waits_for_whom(open_world: OpenWorld) -> None:
+    """R-LCH-09, R-LCH-15, L-H5: the addresses of the plan, on attempt, members and timeline; a prepared member counts its peers."""
+    async with open_world() as world:
+        for name in ("n1", "n2"):
+            await world.node(name)
+        await world.submit()
+        said = {"main_address": "10.0.0.1", "main_port": 20999, "interface": "bond0"}
+        plans = [json.dumps({**said, "address": f"10.0.0.{rank + 1}", "ports": [20999][rank:]}).encode() for rank in (0, 1)]
+        ports = ((20999,), ())
+        members = tuple(a_member(JOB, NodeId(f"n{rank + 1}"), rank=rank, plan=plans[rank], ports=ports[rank]) for rank in (0, 1))
+        assert await world.storage.place(JOB, AttemptId("job-a-1"), 1, members, world.now)
+        (attempt,) = (await job(world)).attempts
+        assert (attempt.main_address, attempt.main_port) == ("10.0.0.1", 20999)
+        assert [(one.address, one.ports, one.interface) for one in attempt.members] == [
+            ("10.0.0.1", (20999,), "bond0"),
+            ("10.0.0.2", (), "bond0"),
+        ]
+        placed = next(event for event in await world.storage.timeline(JOB, 10) if event.kind == "attempt.placed")
+        assert placed.detail == "on n1, n2; they meet at 10.0.0.1 port 20999"
+        claim = await world.claim()
+        assert await world.step(claim, AttemptEvent.CLAIMED)
+        for sent in await world.send_all():
+            await world.answer(sent)
+        await world.see(members[0].member, MemberPhase.PREPARED)
+        waits = Progress(phase="wait-for-peers", done=1, total=2, unit="members")
+        assert [one.progress for one in (await job(world)).attempts[0].members] == [waits, None]
+        await world.see(members[1].member, MemberPhase.PREPARED, node="n2")
+        assert await world.step(claim, AttemptEvent.ALL_PREPARED)
+        assert [one.progress for one in (await job(world)).attempts[0].members] == [None, None]

@@ -72,6 +72,8 @@ async def test_gang_is_prepared_everywhere_then_committed_once_and_meets_at_one_
         job = await plane.submit(nodes=3)
         await plane.wait_job(job, JobState.RUNNING)
         got = await plans(nodes)
+        (attempt,) = (await plane.job(job)).attempts
+        assert (attempt.main_address, attempt.main_port) == (got[0].main_address, got[0].main_port)
         assert [(plan.rank, plan.world, plan.member) for plan in got] == [(rank, 3, member(job, rank)) for rank in range(3)]
         assert len({(plan.main_address, plan.main_port) for plan in got}) == 1
         assert [plan.ports for plan in got] == [(got[0].main_port,), (), ()]

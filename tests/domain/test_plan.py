@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from tuneplane.domain.errors import InvalidInput
-from tuneplane.domain.plan import PLAN_VERSION, MemberPlan, plan_bytes, plan_digest, read_plan, workload_env
+from tuneplane.domain.plan import PLAN_VERSION, MemberPlan, PlanSight, plan_bytes, plan_digest, read_plan, sight, workload_env
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 OURS = {
@@ -70,3 +70,11 @@ def test_plan_of_an_unknown_version_is_refused_by_that_name(version: object) -> 
     with pytest.raises(InvalidInput) as caught:
         read_plan(data, plan_digest(data))
     assert caught.value.field == "plan.version"
+
+
+def test_plan_is_shown_of_any_version_and_of_bytes_that_are_none() -> None:
+    assert sight((GOLDEN / "plan-1.json").read_bytes()) == PlanSight(gpu_uuids=("GPU-0",))
+    seen = sight((GOLDEN / "plan-2.json").read_bytes())
+    assert (seen.address, seen.main_address, seen.main_port, seen.interface) == ("10.0.0.2", "10.0.0.1", 20999, "bond0")
+    for data in (b"", b"\xff", b"[1]", b"null"):
+        assert sight(data) == PlanSight()

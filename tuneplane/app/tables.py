@@ -64,6 +64,8 @@ def job_details(job: Row, console: Console) -> None:
         console.print(f"  waiting: {reason['detail']}", highlight=False)
     for reason in (reason for attempt in job.get("attempts", []) for reason in attempt.get("waits_for", [])):
         console.print(f"  held: {reason['detail']}", highlight=False)
+    for attempt in (attempt for attempt in job.get("attempts", []) if len(attempt["members"]) > 1 and attempt.get("main_port")):
+        console.print(f"  attempt {attempt['number']} meets at {attempt['main_address']} port {attempt['main_port']}", highlight=False)
     table = _table("MEMBER", "NODE", "PHASE", "EXIT", "PROGRESS", "WHY")
     for attempt in job.get("attempts", []):
         for member in attempt["members"]:
@@ -88,9 +90,9 @@ def why(job: Row) -> str:
         return reasons[0] + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else "") if reasons else str(waiting.get("code", ""))
     for reason in (reason for attempt in job.get("attempts") or [] for reason in attempt.get("waits_for", [])):
         return str(reason["detail"])
-    for member in current_members(job):
-        if text := progress_text(member.get("progress")):
-            return text
+    going_on = [member["progress"] for member in current_members(job) if member.get("progress")]
+    for progress in sorted(going_on, key=lambda one: one["phase"] == "wait-for-peers"):  # what keeps the others waiting first
+        return progress_text(progress)
     return str(job.get("reason_detail") or job.get("reason_code") or "")
 
 

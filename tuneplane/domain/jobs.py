@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from .errors import Reason
 from .fleets import Inventory
@@ -12,7 +13,9 @@ from .frames import Command, Progress
 from .ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, TokenId, TraceId, UserName, WorkerId
 from .jobspec import JobSpec
 from .launch_table import ENDED_PHASES, AttemptState, JobState, MemberPhase
-from .plan import LOOPBACK
+from .plan import LOOPBACK, sight
+
+WAIT_FOR_PEERS = "wait-for-peers"  # progress of a prepared member of a gang
 
 
 @frozen(kw_only=True)
@@ -74,6 +77,9 @@ class MemberRecord:
     ended_at: datetime | None = None
     cleaned: bool = False
     gpu_uuids: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()  # leased on its Node
+    address: str = ""  # as its peers route to it
+    interface: str | None = None  # the one that the job asked for
     node_silent_since: datetime | None = None  # a hold on a silent Node is shown as such (P-11)
 
 
@@ -88,7 +94,18 @@ class AttemptRecord:
     ended_at: datetime | None = None
     reason_code: str = ""
     reason_detail: str = ""
+    main_address: str = ""  # where the members meet: rank 0's address and leased port
+    main_port: int = 0
     waits_for: tuple[Reason, ...] = ()  # what keeps it from its end: a silent Node that holds a member, a stop not confirmed
+
+
+def waiting_for_peers(state: AttemptState, members: tuple[MemberRecord, ...]) -> tuple[MemberRecord, ...]:
+    """A member that is prepared waits until all are, and says how many (R-LCH-15)."""
+    if state is not AttemptState.PREPARING or len(members) < 2:
+        return members
+    ready = sum(member.phase is MemberPhase.PREPARED for member in members)
+    wait = Progress(phase=WAIT_FOR_PEERS, done=ready, total=len(members), unit="members")
+    return tuple(evolve(member, progress=wait) if member.phase is MemberPhase.PREPARED else member for member in members)
 
 
 def waits_for(state: AttemptState, members: tuple[MemberRecord, ...]) -> tuple[Reason, ...]:
@@ -190,6 +207,13 @@ class PlacedMember:
     memory_bytes: int
     gpu_uuids: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
+
+
+def placed_on(members: Sequence[PlacedMember]) -> str:
+    """Where an attempt was placed, in a sentence: its machines, and where a gang meets."""
+    where = f"on {', '.join(sorted({one.node for one in members}))}"
+    head = sight(members[0].plan)
+    return f"{where}; they meet at {head.main_address} port {head.main_port}" if len(members) > 1 and head.main_port else where
 
 
 @frozen(kw_only=True)

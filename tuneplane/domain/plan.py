@@ -75,6 +75,30 @@ def read_plan(data: bytes, digest: str) -> MemberPlan:
     return codec.decode(MemberPlan, {**FILLED_IN[version], **said}, "plan")
 
 
+@frozen(kw_only=True)
+class PlanSight:
+    """What a person is shown of a plan."""
+
+    gpu_uuids: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    address: str = ""  # "" and 0: the plan is of a version that did not say
+    interface: str | None = None
+    main_address: str = ""
+    main_port: int = 0
+
+
+def sight(data: bytes) -> PlanSight:
+    """Of stored plan bytes, which outlive the holds. Of any version: what it does not say is left out."""
+    try:
+        said = json.loads(data)
+    except ValueError:
+        return PlanSight()
+    if not isinstance(said, dict):
+        return PlanSight()
+    known = {name: said[name] for name in ("address", "interface", "main_address", "main_port") if name in said}
+    return PlanSight(gpu_uuids=tuple(said.get("gpu_uuids", ())), ports=tuple(said.get("ports", ())), **known)
+
+
 def workload_env(plan: MemberPlan) -> dict[str, str]:
     """The user's variables and ours, as the container gets them (interfaces.md)."""
     return {

@@ -11,9 +11,10 @@ from tuneplane.domain import codec
 from tuneplane.domain.errors import NotFound, Reason, Refused
 from tuneplane.domain.frames import Progress
 from tuneplane.domain.ids import FleetId, JobId, TraceId, UserName
-from tuneplane.domain.jobs import AttemptRecord, Job, MemberRecord, Page, TimelineEvent, Waiting, waits_for
+from tuneplane.domain.jobs import AttemptRecord, Job, MemberRecord, Page, TimelineEvent, Waiting, waiting_for_peers, waits_for
 from tuneplane.domain.jobspec import JobSpec
 from tuneplane.domain.launch_table import FINAL_JOB_STATES, AttemptState, Cause, JobState, MemberPhase
+from tuneplane.domain.plan import PlanSight, sight
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import STOPPED, cause_of_stop, check_retry
 
@@ -248,7 +249,9 @@ def _waiting(row: Row) -> Waiting | None:
 
 
 def _attempt(row: Row, rows: Sequence[Row]) -> AttemptRecord:
-    state, members = AttemptState(row["state"]), tuple(_member(member) for member in rows)
+    state = AttemptState(row["state"])
+    members = waiting_for_peers(state, tuple(_member(member) for member in rows))
+    head = sight(rows[0]["plan"]) if rows else PlanSight()
     return AttemptRecord(
         id=row["id"],
         number=row["number"],
@@ -259,11 +262,14 @@ def _attempt(row: Row, rows: Sequence[Row]) -> AttemptRecord:
         ended_at=row["ended_at"],
         reason_code=row["cause_code"],
         reason_detail=row["cause_detail"],
+        main_address=head.main_address,
+        main_port=head.main_port,
         waits_for=waits_for(state, members),
     )
 
 
 def _member(row: Row) -> MemberRecord:
+    seen = sight(row["plan"])
     return MemberRecord(
         id=row["id"],
         node=row["node_id"],
@@ -277,14 +283,9 @@ def _member(row: Row) -> MemberRecord:
         started_at=row["started_at"],
         ended_at=row["ended_at"],
         cleaned=row["cleaned"],
-        gpu_uuids=_cards(row["plan"]),
+        gpu_uuids=seen.gpu_uuids,
+        ports=seen.ports,
+        address=seen.address,
+        interface=seen.interface,
         node_silent_since=row["silent_since"],
     )
-
-
-def _cards(plan: bytes) -> tuple[str, ...]:
-    """From the plan, which outlives the hold; a plan of another version may have none."""
-    try:
-        return tuple(json.loads(plan).get("gpu_uuids", ()))
-    except (ValueError, AttributeError):
-        return ()

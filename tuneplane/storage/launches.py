@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
 from tuneplane.domain.fleets import gang_deadline
 from tuneplane.domain.ids import AttemptId, JobId, WorkerId
-from tuneplane.domain.jobs import Claim, PlacedMember
+from tuneplane.domain.jobs import Claim, PlacedMember, placed_on
 from tuneplane.domain.jobspec import Orchestrator
 from tuneplane.domain.launch_table import (
     ENDED_PHASES,
@@ -110,8 +110,7 @@ async def _place(
         " waiting_since = NULL WHERE id = $1"
     )
     await connection.execute(sql, job, JOB_STATE_OF_ATTEMPT[AttemptState.PENDING].value, number)
-    where = ", ".join(sorted({one.node for one in members}))
-    await note(connection, job, now, "attempt.placed", attempt, f"on {where}")
+    await note(connection, job, now, "attempt.placed", attempt, placed_on(members))
     await poke(connection, Topic.ATTEMPTS, Topic.CONSOLE)
     return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -10,7 +9,7 @@ from attrs import evolve
 
 from tuneplane.domain.errors import NotFound, Reason, Refused
 from tuneplane.domain.ids import FleetId, JobId, TraceId, UserName
-from tuneplane.domain.jobs import AttemptRecord, Job, MemberRecord, Page, TimelineEvent, Waiting, waits_for
+from tuneplane.domain.jobs import AttemptRecord, Job, MemberRecord, Page, TimelineEvent, Waiting, waiting_for_peers, waits_for
 from tuneplane.domain.jobspec import JobSpec
 from tuneplane.domain.launch_table import (
     ENDED_PHASES,
@@ -19,6 +18,7 @@ from tuneplane.domain.launch_table import (
     Cause,
     JobState,
 )
+from tuneplane.domain.plan import PlanSight, sight
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import STOPPED, cause_of_stop, check_retry
 from tuneplane.storage.database import clean
@@ -116,7 +116,9 @@ def whole(book: Book, job: JobId, now: datetime) -> Job:
 
 
 def _attempt(book: Book, row: AttemptRow, now: datetime) -> AttemptRecord:
-    members = tuple(_member(book, member, now) for member in members_of(book, row.id))
+    rows = members_of(book, row.id)
+    members = waiting_for_peers(row.state, tuple(_member(book, member, now) for member in rows))
+    head = sight(rows[0].plan) if rows else PlanSight()
     return AttemptRecord(
         id=row.id,
         number=row.number,
@@ -127,15 +129,14 @@ def _attempt(book: Book, row: AttemptRow, now: datetime) -> AttemptRecord:
         ended_at=row.ended_at,
         reason_code=row.cause_code,
         reason_detail=row.cause_detail,
+        main_address=head.main_address,
+        main_port=head.main_port,
         waits_for=waits_for(row.state, members),
     )
 
 
 def _member(book: Book, row: MemberRow, now: datetime) -> MemberRecord:
-    try:
-        cards = tuple(json.loads(row.plan).get("gpu_uuids", ()))
-    except (ValueError, AttributeError):
-        cards = ()
+    seen = sight(row.plan)
     return MemberRecord(
         id=row.id,
         node=row.node,
@@ -149,7 +150,10 @@ def _member(book: Book, row: MemberRow, now: datetime) -> MemberRecord:
         started_at=row.started_at,
         ended_at=row.ended_at,
         cleaned=row.cleaned,
-        gpu_uuids=cards,
+        gpu_uuids=seen.gpu_uuids,
+        ports=seen.ports,
+        address=seen.address,
+        interface=seen.interface,
         node_silent_since=None if row.phase in ENDED_PHASES else silent_since(book, row.node, now),
     )
 

@@ -10,7 +10,7 @@ from attrs import evolve
 from tuneplane.domain.fleets import FleetState, NodeState, gang_deadline
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import AttemptId, JobId, MemberId, WorkerId
-from tuneplane.domain.jobs import Claim, PlacedMember, Waiting
+from tuneplane.domain.jobs import Claim, PlacedMember, Waiting, placed_on
 from tuneplane.domain.launch_table import (
     ENDED_PHASES,
     JOB_STATE_OF_ATTEMPT,
@@ -86,7 +86,7 @@ def _place(book: Book, job: JobId, attempt: AttemptId, number: int, members: tup
         book.members.put(one.member, made)
     placed = {"attempt_number": number, "not_before": None, "waiting": None}
     book.jobs.put(job, evolve(row, state=JOB_STATE_OF_ATTEMPT[AttemptState.PENDING], **placed))  # type: ignore[arg-type]
-    note(book, job, now, "attempt.placed", attempt, f"on {', '.join(sorted({one.node for one in members}))}")
+    note(book, job, now, "attempt.placed", attempt, placed_on(members))
     poke(book, Topic.ATTEMPTS, Topic.CONSOLE)
     return True
 
