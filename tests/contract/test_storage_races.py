@@ -415,3 +415,15 @@ async def test_everything_at_once_ends_with_nothing_held(open_world: OpenWorld) 
             assert len(node.free_gpu_uuids) == 4
             assert node.capacity is not None
             assert node.capacity.cpu_millis_used == 0
+
+
+async def test_renewal_keeps_only_the_live_one_of_two_claims_of_an_attempt(open_world: OpenWorld) -> None:
+    """P-05: a worker that took its own attempt over again asks for both; PostgreSQL once kept the old one, too."""
+    async with open_world() as world:
+        await world.node()
+        await world.submit()
+        await world.place()
+        old = await world.claim()
+        world.later(16)
+        new = await world.claim()
+        assert await world.storage.renew_claims(new.worker, [old, new], world.now + timedelta(seconds=15)) == [new]

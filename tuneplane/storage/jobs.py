@@ -165,6 +165,8 @@ async def _cause(connection: Connection, attempt: Row | None, by: UserName) -> C
     """The first cause is kept (L-H1): the attempt's own, that of a member which had failed by now, else this stop."""
     if attempt is not None and attempt["cause_code"]:
         return Cause(attempt["cause_code"], attempt["cause_detail"])
+    if attempt is not None:  # a failure that is being reported at this moment comes before this stop, or after it: not both
+        await connection.fetch("SELECT FROM member WHERE attempt_id = $1 ORDER BY id FOR NO KEY UPDATE", attempt["id"])
     cause = cause_of_stop(await member_views(connection, attempt["id"]) if attempt is not None else (), by)
     return Cause(clean(cause.code), clean(cause.detail))
 

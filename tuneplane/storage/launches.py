@@ -145,12 +145,12 @@ async def _claim(connection: Connection, worker: WorkerId, limit: int, now: date
 async def _renew(connection: Connection, worker: WorkerId, claims: tuple[Claim, ...], lease_until: datetime) -> list[Claim]:
     wanted = ([claim.attempt for claim in claims], [claim.epoch for claim in claims])
     sql = (
-        "SELECT attempt.id FROM attempt JOIN unnest($1::text[], $2::bigint[]) AS ours (id, epoch) ON attempt.id = ours.id"
+        "SELECT attempt.id, claim_epoch FROM attempt JOIN unnest($1::text[], $2::bigint[]) AS ours (id, epoch) ON attempt.id = ours.id"
         " WHERE claim_epoch = ours.epoch AND claim_worker = $3 AND state <> 'ended' ORDER BY attempt.id FOR NO KEY UPDATE OF attempt"
     )
-    ours = {row["id"] for row in await connection.fetch(sql, *wanted, worker)}
+    ours = {row["id"]: row["claim_epoch"] for row in await connection.fetch(sql, *wanted, worker)}
     await connection.execute("UPDATE attempt SET claim_until = $2 WHERE id = ANY($1::text[])", sorted(ours), lease_until)
-    return [claim for claim in claims if claim.attempt in ours]
+    return [claim for claim in claims if ours.get(claim.attempt) == claim.epoch]
 
 
 # ---------------------------------------------------------------- looking
