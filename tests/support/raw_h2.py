@@ -37,9 +37,11 @@ class RawPeer:
     h2: h2.connection.H2Connection
     events: list[h2.events.Event] = field(factory=list)
     _received: bytes = b""
+    _sending: trio.Lock = field(factory=trio.Lock)
 
     async def flush(self) -> None:
-        await self.stream.send_all(self.h2.data_to_send())
+        async with self._sending:
+            await self.stream.send_all(self.h2.data_to_send())
 
     async def open_call(self, node: str, **headers: str) -> int:
         """Headers of a session call with a good credential."""

@@ -75,7 +75,15 @@ class Relay:
 
     def accepted(self) -> list[int]:
         """How many connections each backend has been given so far."""
-        return [int(count) for count in self._tell(mode="count", backend=None)]
+        return self._tell(mode="count", backend=None)
+
+    def live(self) -> list[int]:
+        """How many connections each backend has now, swallowed ones not counted."""
+        return self._tell(mode="live", backend=None)
+
+    def longest_silence(self) -> float:
+        """Seconds, the longest time since the last call in which no client sent a byte."""
+        return self._tell(mode="silence", backend=None)[0] / 1000
 
     def _tell(self, **command: Any) -> list[int]:
         assert self.process.stdin is not None
@@ -110,6 +118,7 @@ class _Pair:
     client: socket.socket
     server: socket.socket | None = None
     dead: bool = False  # was swallowed: stays silent for ever
+    directions: int = 2  # that are still open
 
     def kill(self) -> None:
         for end in (self.client, self.server):
@@ -130,11 +139,18 @@ class _Server:
     pairs: set[_Pair] = field(factory=set)
     lock: threading.Lock = field(factory=threading.Lock)
     turn: int = 0
+    heard_at: float = field(factory=time.monotonic)  # the last byte of any client
+    silence: float = 0.0
 
     def command(self, mode: str, backend: int | None, seconds: float = 0.0) -> list[int]:
         with self.lock:
             if mode == "count":
                 return list(self.counts)
+            if mode == "live":
+                return [sum(pair.backend == index and not pair.dead for pair in self.pairs) for index in range(len(self.backends))]
+            if mode == "silence":
+                longest, self.silence = max(self.silence, time.monotonic() - self.heard_at), 0.0
+                return [round(longest * 1000)]
             chosen = [index for index in range(len(self.backends)) if backend in (None, index)]
             for index in chosen:
                 self.modes[index], self.delays[index] = mode, seconds
@@ -181,6 +197,8 @@ class _Server:
     def _pump(self, pair: _Pair, source: socket.socket, sink: socket.socket) -> None:
         try:
             while data := source.recv(PIECE_BYTES):
+                if source is pair.client:
+                    self._note_heard()
                 if (seconds := self.delays[pair.backend]) > 0:
                     time.sleep(seconds)
                 if pair.dead:
@@ -189,10 +207,19 @@ class _Server:
             sink.shutdown(socket.SHUT_WR)
         except OSError:
             pair.kill()
-        finally:
-            if not pair.dead and source.fileno() < 0:
-                with self.lock:
-                    self.pairs.discard(pair)
+        self._note_over(pair)
+
+    def _note_heard(self) -> None:
+        with self.lock:
+            now = time.monotonic()
+            self.silence, self.heard_at = max(self.silence, now - self.heard_at), now
+
+    def _note_over(self, pair: _Pair) -> None:
+        with self.lock:
+            pair.directions -= 1
+            if pair.directions == 0 and not pair.dead:
+                self.pairs.discard(pair)
+                pair.kill()
 
 
 def _main() -> None:

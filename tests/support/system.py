@@ -58,6 +58,7 @@ class WholeSystem:
     relays: dict[str, Relay] = field(factory=dict)  # by the name of the Node that dials it
     spawn: Spawn = popen
     processes: dict[str, Process] = field(factory=dict)
+    credentials: Credentials = field(init=False)  # of the first administrator
     client: ApiClient = field(init=False)
     node_id: str = field(init=False, default="")  # of the first Node
 
@@ -266,7 +267,8 @@ def open_system_of_processes(
         system.start(*system.processes)
         admin = json.loads((directory / "data" / "admin.json").read_text())
         ca_pem = (directory / "data" / "console-ca.pem").read_text()
-        system.client = ApiClient(Credentials(url=system.console_url, token=admin["token"], ca_pem=ca_pem))
+        system.credentials = Credentials(url=system.console_url, token=admin["token"], ca_pem=ca_pem)
+        system.client = ApiClient(system.credentials)
         stack.callback(system.client.close)
         system.client.post("/api/fleets", {"id": FLEET, "kind": "node", "capabilities": ["train"]})
         if node:
