@@ -6,6 +6,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, a wrong setting, or refused. Works
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -27,10 +28,13 @@ from tuneplane.nodeside.daemon import look_at_machine, open_node
 from tuneplane.nodeside.identity import load_identity
 from tuneplane.nodeside.join import JoinOrder, join_fleet
 from tuneplane.nodeside.locks import hold_state_dir
+from tuneplane.nodeside.precedence import take_precedence
 
 from .faults import install_fault_hook_from
 from .process import Stopping, run_process, run_system
 from .settings import NodeSettings, WrongSetting, read_node_settings
+
+log = logging.getLogger(__name__)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -131,6 +135,8 @@ def serve(target: str | None) -> None:
 
 
 async def _serve(config: NodeConfig, stopping: Stopping) -> None:
+    for refused in take_precedence():
+        log.info("this daemon was not given %s; a busy machine may slow it down", refused)
     async with open_bridge(), open_node(config) as tree:
         await run_system("node", tree, stopping)
 

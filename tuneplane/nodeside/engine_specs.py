@@ -11,6 +11,7 @@ NETWORK = "host"  # peers, port holds and named interfaces refer to the machine'
 CPU_PERIOD_MICROSECONDS = 100_000
 LOG_BYTES = 1 << 30  # a flood must not fill the engine's disk; our own capture holds the log (L-E5)
 LOG_DRIVER = "k8s-file"  # Podman's: journald forgets and cannot be read from its first byte
+OOM_SCORE = 500  # of workloads: a kernel short of memory takes them before the daemon that must tell of it (L-B11)
 ZERO_TIME = "0001-01-01"
 
 
@@ -19,6 +20,7 @@ def docker_body(spec: ContainerSpec) -> dict[str, Any]:
     host: dict[str, Any] = {
         "NetworkMode": NETWORK,
         "RestartPolicy": {"Name": "no"},
+        "OomScoreAdj": OOM_SCORE,
         "SecurityOpt": ["no-new-privileges"],
         "Mounts": [{"Type": "bind", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only} for mount in spec.mounts],
         "LogConfig": {"Type": "json-file", "Config": {"max-size": str(LOG_BYTES), "max-file": "2"}},
@@ -72,6 +74,7 @@ def libpod_body(spec: ContainerSpec) -> dict[str, Any]:
         "resource_limits": limits,
         "no_new_privileges": True,
         "restart_policy": "no",
+        "oom_score_adj": OOM_SCORE,
         "log_configuration": {"driver": LOG_DRIVER, "size": LOG_BYTES},
         "devices": [{"path": f"nvidia.com/gpu={uuid}"} for uuid in spec.gpu_uuids],
     }
