@@ -196,6 +196,7 @@ def test_both_engines_are_told_the_same_limits() -> None:
     assert (host["NanoCpus"], host["Memory"], host["MemorySwap"], host["PidsLimit"]) == (1_500_000_000, 100, 100, 7)
     assert limits == {"cpu": {"quota": 150_000, "period": 100_000}, "memory": {"limit": 100, "swap": 100}, "pids": {"limit": 7}}
     assert (host["RestartPolicy"], podman["restart_policy"]) == ({"Name": "no"}, "no")
+    assert host["OomScoreAdj"] == podman["oom_score_adj"] > 0  # L-B11
     assert (host["SecurityOpt"], podman["no_new_privileges"]) == (["no-new-privileges"], True)
     assert (docker["Entrypoint"], docker["Cmd"], podman["entrypoint"], podman["command"]) == (["a", "b"], [], ["a", "b"], [])
     assert [mount["ReadOnly"] for mount in host["Mounts"]] == [True, False]
