@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from rich.console import Console as RichConsole
 
@@ -24,6 +25,8 @@ from tuneplane.app.cli import main, start
 from tuneplane.app.client import ClientError, Credentials, check_url, read_credentials, read_events, write_credentials
 from tuneplane.app.data_dir import console_certificate, utc_now
 from tuneplane.app.tables import PIPE_WIDTH, jobs_table, progress_text, why
+from tuneplane.domain import codec
+from tuneplane.domain.jobspec import JobSpec, check_job_spec, check_node_fleet_shape, check_supported
 
 TOKEN = "tpu_" + "a" * 43
 JOB = {
@@ -294,3 +297,11 @@ def test_server_command_on_a_disk_that_refuses_says_so_in_one_sentence(capsys: p
         start(run)
     assert ended.value.code == 1
     assert capsys.readouterr().err == "error: [Errno 13] Permission denied: '/srv/gateway-tls'\n"
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_a_spec_that_a_node_fleet_could_take(path: Path) -> None:
+    spec = codec.decode(JobSpec, yaml.safe_load(path.read_text(encoding="utf-8")), "")
+    check_job_spec(spec)
+    check_supported(spec.spec)
+    check_node_fleet_shape(spec.spec)

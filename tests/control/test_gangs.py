@@ -199,3 +199,19 @@ async def test_gang_that_does_not_fit_waits_with_the_number_that_would(database:
         waiting = (await plane.job(job)).waiting
         assert waiting is not None
         assert waiting.reasons[0].detail == "needs 4 machines, 2 fit"
+
+
+async def test_gang_whose_port_was_found_taken_is_tried_again_with_another_port(database: str, tmp_path: Path) -> None:
+    """L-H3: something foreign listens there; rank 0's Node says so at prepare, the whole attempt ends, the next leases another."""
+    async with fleet_of(2, database, tmp_path) as (plane, nodes):
+        nodes[0].deaf_to = {CommandKind.PREPARE}
+        job = await plane.submit(nodes=2, retries=1)
+        await nodes[0].wait_command(CommandKind.PREPARE)
+        nodes[0].deaf_to = set()
+        await nodes[0].report(member(job, 0), MemberPhase.ABORTED, reason_code="port-taken", reason_detail="in use", cleaned=True)
+        again = await nodes[0].wait_command(CommandKind.PREPARE, 2)
+        ended = (await plane.job(job)).attempts[0]
+        assert (ended.reason_code, ended.members[1].phase) == ("port-taken", MemberPhase.ABORTED)
+        assert read_plan(again.plan, again.plan_digest).main_port != ended.main_port
+        await plane.wait_job(job, JobState.RUNNING)
+        assert [node.started for node in nodes] == [[MemberId(f"{job}-2-0")], [MemberId(f"{job}-2-1")]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.nodeside.harness import (
 )
 from tests.support.podman import Podman
 from tests.support.registry import Registry
+from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.ids import container_name
 from tuneplane.domain.member_table import NodePhase
 from tuneplane.domain.plan import plan_bytes
@@ -186,3 +188,48 @@ async def test_wait_for_a_container_that_runs_on_is_no_unclear_call(tmp_path: Pa
         assert waited.cancelled_caught
         await node.send(stop(plan))
         await node.until_clean(plan.member)
+
+
+async def test_member_whose_leased_port_something_listens_on_is_aborted_at_prepare_and_names_it(
+    tmp_path: Path, podman: Podman, image: str
+) -> None:
+    """L-H3, R-PLC-05: before anything is pulled or created."""
+    with socket.socket() as foreign:
+        foreign.bind(("127.0.0.1", 0))
+        foreign.listen()
+        port = foreign.getsockname()[1]
+        plan = make_plan(image, ("true",), ports=(port,), main_port=port)
+        budgets = Budgets(cpu_millis=64_000, memory_bytes=64 << 30, gpu_indexes=(), port_first=1024, port_last=65535)
+        async with open_node(tmp_path / "state", podman, budgets=budgets) as node:
+            await node.send(prepare(plan))
+            record = await node.until_clean(plan.member)
+    assert (record.phase, record.reason_code) == (NodePhase.ABORTED, "port-taken")
+    assert str(port) in record.reason_detail
+    assert containers_of(podman, plan) == []
+
+
+async def test_member_whose_interface_is_not_there_is_aborted_at_prepare(tmp_path: Path, podman: Podman, image: str) -> None:
+    """R-LCH-11."""
+    plan = make_plan(image, ("true",), interface="bond7", world=2, address="10.1.0.1")
+    async with open_node(tmp_path / "state", podman) as node:
+        await node.send(prepare(plan))
+        record = await node.until_clean(plan.member)
+    assert (record.phase, record.reason_code) == (NodePhase.ABORTED, "no-interface")
+    assert "bond7" in record.reason_detail
+
+
+async def test_member_that_was_prepared_and_stopped_refuses_the_commit_that_comes_after_a_restart_too(
+    tmp_path: Path, podman: Podman, image: str
+) -> None:
+    """L-H11, P-10: the rest of its gang was stopped with it; however late the Commit is, nothing starts."""
+    plan = make_plan(image, ("true",), world=8, rank=7)
+    async with open_node(tmp_path / "state", podman) as node:
+        await node.send(prepare(plan))
+        await node.until(plan.member, lambda record: record.phase is NodePhase.PREPARED)
+        await node.send(stop(plan))
+        await node.until_clean(plan.member)
+    async with open_node(tmp_path / "state", podman) as node:
+        late = await node.send(commit(plan))
+        assert (late.accepted, late.code) == (False, "tombstone")
+        assert (await node.until_clean(plan.member)).phase is NodePhase.ABORTED
+    assert containers_of(podman, plan) == []
