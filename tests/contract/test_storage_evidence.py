@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.storage_world import USER, OpenWorld, World
-from tuneplane.domain.errors import Fenced
+from tests.contract.storage_world import GATEWAY, USER, OpenWorld, World, an_inventory
+from tuneplane.domain.errors import Fenced, NotFound, Refused
+from tuneplane.domain.fleets import EpochHold
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import JobId, MemberId, NodeId
 from tuneplane.domain.jobs import MemberRecord
@@ -202,3 +203,35 @@ async def test_stop_that_was_never_answered_is_settled_by_the_end(open_world: Op
         await world.see(MEMBER, MemberPhase.TERMINATED, revision=6 * T, reason_code="stopped")
         await world.connect()
         assert await world.send_all() == []
+
+
+async def test_accepted_hold_raises_the_epoch_above_what_the_node_has_seen_and_is_told_in_the_next_session(open_world: OpenWorld) -> None:
+    """P-07: an operator's act for this one hold; a database from before it knows nothing of it."""
+    async with open_world() as world:
+        opened = await world.node()
+        assert opened.accepted_hold == ""
+        with pytest.raises(Refused, match="does not report"):
+            await world.storage.accept_epoch(N1, "hold-1", world.now)
+        hold = EpochHold(id="hold-1", known_epoch=9, told_epoch=1, since=world.now)
+        await world.storage.record_inventory(N1, 1, an_inventory(hold=hold, problems=("held",)), "d", world.now)
+        with pytest.raises(Refused):
+            await world.storage.accept_epoch(N1, "hold-2", world.now)
+        node = await world.storage.accept_epoch(N1, "hold-1", world.now)
+        assert (node.connection.state, node.inventory_healthy) == ("disconnected", False)
+        assert await world.storage.live_epochs(GATEWAY) == {}
+        again = await world.connect()
+        assert (again.epoch, again.accepted_hold) == (10, "hold-1")
+        with pytest.raises(NotFound):
+            await world.storage.accept_epoch(NodeId("none"), "hold-1", world.now)
+
+
+async def test_stop_of_what_had_ended_says_so(open_world: OpenWorld) -> None:
+    """P-07: a Node that holds obeys that one."""
+    async with open_world() as world:
+        await running(world)
+        await world.see(MEMBER, MemberPhase.TERMINATED, revision=6 * T, exit_code=0)
+        await world.launched("job-b", until=AttemptState.PREPARING)
+        await world.see(MEMBER, MemberPhase.RUNNING, revision=7 * T, container_id="c")
+        await world.storage.request_stop(JobId("job-b"), USER, world.now)
+        told = {sent.command.member: sent.command.ended for sent in await world.send_all()}
+        assert told == {MEMBER: True, MemberId("job-b-1-0"): False}

@@ -214,6 +214,16 @@ class Rig:
 
         self.wait("the Node to be ready", look)
 
+    def wait_hold(self) -> tuple[str, str]:
+        """Until a Node holds our commands; the ids of the Node and of its hold (P-07)."""
+
+        def look() -> tuple[tuple[str, str] | None, object]:
+            nodes = self.ask(self.system.nodes)
+            held = [(node["id"], node["inventory"]["hold"]["id"]) for node in nodes if (node["inventory"] or {}).get("hold")]
+            return (held[0] if held else None), nodes
+
+        return self.wait("a Node to hold our commands", look)
+
     # ---------------------------------------------------------------- what must hold at the end
 
     def converge(self, job: str, witness: Witness, state: str, *, exit_code: int | None, reason: str = "") -> int:

@@ -193,6 +193,20 @@ def gateway_restarts(rig: Rig, strike: Strike) -> None:
     _release(rig, strike, job, witness)
 
 
+def database_went_back(rig: Rig, strike: Strike) -> None:
+    """P-07: the session's epoch is that of a restored database. What runs goes on; an operator accepts, and all is as before."""
+    job, witness = _start(rig)
+    rig.strike(strike)
+    rig.take_down("gateway")
+    rig.sql("DELETE FROM session")
+    rig.bring_up("gateway")
+    node, hold = rig.wait_hold()
+    assert not witness.signals()
+    rig.ask_gone(lambda: rig.system.client.post(f"/api/nodes/{node}/accept-epoch", {"hold": hold}))
+    rig.wait_ready()
+    _release(rig, strike, job, witness)
+
+
 def journal_reverts(rig: Rig, strike: Strike) -> None:
     """P-12: the journal of a running member comes back from an older copy; the report tells, whatever the Hello said."""
     job, witness = _start(rig)

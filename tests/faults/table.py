@@ -45,6 +45,7 @@ REACH: dict[str, Reach] = {
     "storage.mint_join_token": Reach(scenarios.mint_join_token),
     "storage.revoke_join_token": Reach(scenarios.revoke_join_token),
     "storage.set_node_state": Reach(scenarios.set_node_state),
+    "storage.accept_epoch": Reach(scenarios.database_went_back),
     "storage.delete_node": Reach(scenarios.delete_node),
     "storage.submit": Reach(scenarios.launch),
     "storage.request_stop": Reach(scenarios.stop),
@@ -79,6 +80,7 @@ REACH: dict[str, Reach] = {
     "storage.forget_ended": Reach(scenarios.forget),
     # the Node's journal
     "node.journal.epoch": Reach(scenarios.node_restarts),
+    "node.journal.hold": Reach(scenarios.database_went_back),
     "node.journal.answer": Reach(scenarios.stop_too_late),
     "node.journal.preparing": Reach(scenarios.launch),
     "node.journal.prepared": Reach(scenarios.launch),

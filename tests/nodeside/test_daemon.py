@@ -165,17 +165,17 @@ async def open_daemon(config: NodeConfig) -> AsyncIterator[System]:
 
 
 @asynccontextmanager
-async def open_pair(tmp_path: Path, podman: Podman, *, epoch: int = 0, **changes: Any) -> AsyncIterator[Gateway]:
+async def open_pair(tmp_path: Path, podman: Podman, *, epoch: int = 0, accepted_hold: str = "", **changes: Any) -> AsyncIterator[Gateway]:
     """A gateway and a daemon in session with it."""
     async with open_bridge():
-        async with _open_pair(tmp_path, podman, epoch, changes) as gateway:
+        door = ScriptedDoor(timings=TIMINGS, answer=acknowledge, epoch=epoch, accepted_hold=accepted_hold)
+        async with _open_pair(tmp_path, podman, door, changes) as gateway:
             yield gateway
 
 
 @asynccontextmanager
-async def _open_pair(tmp_path: Path, podman: Podman, epoch: int, changes: dict[str, Any]) -> AsyncIterator[Gateway]:
+async def _open_pair(tmp_path: Path, podman: Podman, door: ScriptedDoor, changes: dict[str, Any]) -> AsyncIterator[Gateway]:
     with make_certificates() as certificates:
-        door = ScriptedDoor(timings=TIMINGS, answer=acknowledge, epoch=epoch)
         async with open_gateway(certificates, door) as port:
             enrol(tmp_path / "state", certificates, port)
             async with open_daemon(config_of(tmp_path / "state", podman, **changes)):
@@ -286,6 +286,14 @@ async def test_daemon_told_an_epoch_that_went_back_holds_commands_and_raises_an_
         await gateway.link.send(_evolved(prepare(plan), gateway.link.epoch))
         await gateway.until(alarmed, "alarm")
         assert gateway.frames(CommandAnswer) == []
+    async with open_pair(tmp_path, podman, epoch=10) as gateway:  # newer again, and held all the same
+        await gateway.until(alarmed, "alarm after a restart")
+        await gateway.link.send(_evolved(prepare(plan), gateway.link.epoch))
+        hold = gateway.frames(InventoryReport)[-1].inventory.hold
+        assert gateway.frames(CommandAnswer) == []
+    async with open_pair(tmp_path, podman, epoch=20, accepted_hold=hold.id) as gateway:
+        await gateway.until(lambda: None if alarmed() or not gateway.frames(InventoryReport) else True, "the alarm to be lifted")
+        assert (await gateway.answer(_evolved(prepare(plan), gateway.link.epoch))).accepted
 
 
 async def test_daemon_on_a_machine_without_budgets_names_the_variables(tmp_path: Path, podman: Podman) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from tests.nodeside.harness import commit, forget, make_plan, prepare, stop
 from tuneplane.domain.faultpoint import AnswerLost, install_fault_hook
@@ -14,11 +16,12 @@ from tuneplane.domain.ids import NodeId
 from tuneplane.domain.member_table import MemberAction, MemberEvent, NodePhase
 from tuneplane.domain.node_member import NOTHING_FOUND, PROGRESS_TICKS, Facts, Grants, Place
 from tuneplane.domain.plan import plan_bytes
-from tuneplane.nodeside.journal import FILE_NAME, Journal, JournalUnusable, open_journal
+from tuneplane.nodeside.journal import FILE_NAME, Journal, JournalUnusable, look_for_hold, open_journal
 from tuneplane.nodeside.machine import LinuxMachine
 from tuneplane.nodeside.runner import ThreadRunner, run_inline
 
 GRANTS = Grants(budgets=Budgets(cpu_millis=64_000, memory_bytes=64 << 30, gpu_indexes=()))
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 IMAGE = "registry/x@sha256:0"
 
 
@@ -31,7 +34,7 @@ async def test_journal_opened_again_knows_what_was_written(tmp_path: Path) -> No
     """R-LCH-04: on the thread of a real daemon, and inline as a simulator runs it."""
     plan = make_plan(IMAGE, ("true",))
     async with open_journal(tmp_path, ThreadRunner()) as journal:
-        await journal.open_session(3)
+        await journal.open_session(3, NOW)
         accepted = await journal.accept(prepare(plan, epoch=3), place(), GRANTS)
         assert accepted is not None
         assert accepted.action is MemberAction.PREPARE
@@ -68,16 +71,54 @@ async def test_command_of_an_older_session_is_ignored(tmp_path: Path) -> None:
     """P-06."""
     plan = make_plan(IMAGE, ("true",))
     async with open_journal(tmp_path, run_inline) as journal:
-        assert await journal.open_session(5)
+        assert await journal.open_session(5, NOW)
         assert await journal.accept(prepare(plan, epoch=4), place(), GRANTS) is None
         assert journal.members() == ()
 
 
-async def test_epoch_that_is_not_newer_is_told_apart(tmp_path: Path) -> None:
-    """P-07."""
+async def test_epoch_that_is_not_newer_begins_a_hold_that_only_its_acceptance_lifts(tmp_path: Path) -> None:
+    """P-07: not a newer epoch, not a restart of the daemon, not the acceptance of another hold."""
     async with open_journal(tmp_path, run_inline) as journal:
-        assert [await journal.open_session(epoch) for epoch in (5, 5, 4, 6)] == [True, False, False, True]
-        assert journal.session_epoch == 6
+        assert await journal.open_session(5, NOW)
+        assert not await journal.open_session(5, NOW)
+        hold = journal.hold
+        assert hold is not None
+        assert (hold.known_epoch, hold.told_epoch, hold.since) == (5, 5, NOW)
+    assert look_for_hold(tmp_path) == hold
+    async with open_journal(tmp_path, run_inline) as journal:
+        assert journal.hold == hold
+        assert [await journal.open_session(epoch, NOW) for epoch in (4, 6, 7)] == [False, False, False]
+        assert not await journal.open_session(8, NOW, "hold-of-another-day")
+        assert not await journal.open_session(5, NOW, hold.id)  # accepted, and yet not newer: a database that went back again
+        assert (journal.hold, journal.session_epoch) == (hold, 5)
+        assert await journal.open_session(6, NOW, hold.id)
+        assert (journal.hold, journal.session_epoch) == (None, 6)
+        assert not await journal.open_session(6, NOW, hold.id)  # the next hold has another id
+        assert journal.hold is not None
+        assert journal.hold.id != hold.id
+
+
+async def test_held_node_obeys_no_command_but_a_stop_of_what_the_database_has_ended(tmp_path: Path) -> None:
+    """P-07."""
+    plan = make_plan(IMAGE, ("true",))
+    async with open_journal(tmp_path, run_inline) as journal:
+        await journal.open_session(5, NOW)
+        await journal.accept(prepare(plan, epoch=5), place(), GRANTS)
+        assert not await journal.open_session(4, NOW)
+        for command in (commit(plan, epoch=4), stop(plan, epoch=4)):
+            assert await journal.accept(command, place(), GRANTS) is None
+        settled = await journal.accept(evolve(stop(plan, epoch=4), ended=True), place(), GRANTS)
+        assert settled is not None
+        assert settled.answer.accepted
+
+
+async def test_journal_from_before_there_were_holds_is_opened_and_read(tmp_path: Path) -> None:
+    async with open_journal(tmp_path, run_inline) as journal:
+        await journal.open_session(5, NOW)
+        journal._database.execute("DROP TABLE hold")
+    assert look_for_hold(tmp_path) is None
+    async with open_journal(tmp_path, run_inline) as journal:
+        assert (journal.session_epoch, journal.hold) == (5, None)
 
 
 async def test_transaction_whose_answer_is_lost_is_read_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import trio
 from attrs import define, field
 
 from tuneplane.domain.frames import CommandKind
-from tuneplane.domain.ids import MemberId, NodeId, operation_id
+from tuneplane.domain.ids import MemberId, NodeId, OperationId, operation_id
 from tuneplane.domain.jobs import Claim
 from tuneplane.domain.launch_table import ENDED_PHASES, AttemptState, JobState, LaunchView, MemberPhase
 from tuneplane.domain.member_table import ENDED, NodePhase
@@ -194,7 +194,9 @@ class Judge:
             session = self.book.sessions[node]
             live = session.epoch == epoch and session.closed_at is None
             if name == "answer_command":
-                held = int(str(epoch)) <= self.seen_epochs.get(node, 0)
+                told = self.book.commands[OperationId(str(asked[0]))]
+                settled = told.kind is CommandKind.STOP and self.book.members[told.member].phase in ENDED_PHASES
+                held = int(str(epoch)) <= self.seen_epochs.get(node, 0) and not settled
                 self.fate.judge(not held, "P-07: {} obeyed session {}, though it had seen {}", node, epoch, self.seen_epochs.get(node))
             self.fate.judge(live, "P-06: a report of {} was written under session {}, which is over", node, epoch)
 

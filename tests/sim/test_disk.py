@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tuneplane.nodeside.runner import run_inline
 from .disk import SimDisk, watched_fsync
 from .fate import Fate
 
+START = datetime(2026, 1, 1, tzinfo=UTC)
 POWER_CUTS = 12  # of each kind: chance decides what of the rest survives
 POINT = "node.plan.write"
 
@@ -26,7 +28,7 @@ async def _epochs_after_power_cut(root: Path, seed: int, pragma: str) -> tuple[i
         journal._database.execute(f"PRAGMA synchronous = {pragma}")
         disk.journal_opened(_synchronous(journal))
         for epoch in range(1, 6):
-            await journal.open_session(epoch)
+            await journal.open_session(epoch, START)
             disk.journal_committed()
         disk.survive_power_cut()
     async with open_journal(disk.state_dir, run_inline) as after:

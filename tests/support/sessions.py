@@ -120,6 +120,7 @@ class ScriptedDoor:
     answer: Callable[[GatewayLink, Any], None] = lambda link, frame: None
     sessions: dict[str, Seen] = field(factory=dict)
     changed: trio.Condition = field(factory=trio.Condition)
+    accepted_hold: str = ""
     _epoch: int = 0
 
     async def authenticate(self, credential: str, peer: str) -> NodeIdentity:
@@ -136,6 +137,7 @@ class ScriptedDoor:
             heartbeat_seconds=self.timings.heartbeat,
             idle_seconds=self.timings.session_idle,
             sent_at=now(),
+            accepted_hold=self.accepted_hold,
         )
 
     async def session(self, link: GatewayLink) -> None:

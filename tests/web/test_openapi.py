@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
 import trio
+from attrs import evolve
 
 from tests.web.documented import DOCUMENT
 from tests.web.events import open_events
@@ -14,6 +16,7 @@ from tests.web.support import PASSWORD, Running, job_spec, make_app, now, open_s
 from tests.web.world import INVENTORY, connect_node, drive, join_body, look, place_job
 from tuneplane import __version__
 from tuneplane.domain import codec
+from tuneplane.domain.fleets import EpochHold
 from tuneplane.domain.ids import FleetId, JobId, NodeId
 from tuneplane.domain.launch_table import MemberPhase
 from tuneplane.web import openapi
@@ -21,6 +24,7 @@ from tuneplane.web.routes import API_ROUTES, ROUTES
 
 COPY = Path(__file__).parents[2] / "schemas" / "openapi.json"
 P = MemberPhase
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_document_checked_in_copy_is_fresh() -> None:
@@ -103,6 +107,9 @@ async def test_every_documented_route_answers_as_documented(database: str, tmp_p
                 running.documented.seen.add(("GET", "/api/events", 200))
 
         assert (await http.patch(f"/api/nodes/{node}", json={"state": "draining", "reason": "disk"})).status_code == 200
+        held = EpochHold(id="hold-1", known_epoch=9, told_epoch=1, since=START)
+        await connect_node(running, FleetId("lab"), node, evolve(INVENTORY, hold=held, problems=(str(held),)))
+        assert (await http.post(f"/api/nodes/{node}/accept-epoch", json={"hold": "hold-1"})).status_code == 200
         assert (await http.delete(f"/api/nodes/{node}")).status_code == 204
         assert (await http.delete("/api/fleets/lab")).status_code == 204
     done = {(method, path) for method, path, status in running.documented.seen if status < 300}

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from tuneplane.domain.fleets import Budgets, Gpu, Interface, Inventory
+from tuneplane.domain.fleets import Budgets, EpochHold, Gpu, Interface, Inventory
 from tuneplane.domain.frames import (
     Command,
     CommandAnswer,
@@ -70,6 +70,7 @@ inventories = st.builds(
     storage_root_seen=st.booleans(),
     budgets=budgets,
     problems=st.lists(texts, max_size=3).map(tuple),
+    hold=st.none() | st.builds(EpochHold, id=ids, known_epoch=small, told_epoch=small, since=times),
     interfaces=st.lists(interfaces, max_size=3).map(tuple),
     route_address=st.just("") | addresses,
 )
@@ -122,6 +123,7 @@ gateway_frames = st.one_of(
         heartbeat_seconds=st.floats(0.01, 100),
         idle_seconds=st.floats(0.01, 100),
         sent_at=times,
+        accepted_hold=st.just("") | ids,
     ),
     st.builds(HeartbeatReply, sequence=counts),
     st.builds(
@@ -139,6 +141,7 @@ gateway_frames = st.one_of(
         reason=texts,
         trace=maybe_ids,
         cause=words,
+        ended=st.booleans(),
     ),
     st.builds(ObservationAck, member=ids, revision=counts),
     st.builds(

@@ -363,4 +363,19 @@ def declare_lost(node: str, member: str, reason: str) -> None:
     click.echo(f"{member} is declared lost; what it held on {node} is free", err=True)
 
 
-COMMANDS: tuple[click.Command, ...] = (login, fleets, nodes, submit, jobs, logs, stop, retry, declare_lost)
+@click.command("accept-epoch")
+@click.argument("node")
+@click.option("--hold", required=True, help="The id of the hold, as the Node's problems show it.")
+@json_option
+@failing_politely
+def accept_epoch(node: str, hold: str, as_json: bool) -> None:
+    """Let NODE obey again: it holds all commands since this control plane's database was restored from a backup.
+
+    Look first at what runs there: work that the restored database does not know goes on, and is shown as strangers.
+    """
+    with open_client() as client:
+        accepted = client.post(f"/api/nodes/{node}/accept-epoch", {"hold": hold})
+    show(as_json, accepted, lambda out: click.echo(f"accepted: {node} obeys again from its next session on"))
+
+
+COMMANDS: tuple[click.Command, ...] = (login, fleets, nodes, accept_epoch, submit, jobs, logs, stop, retry, declare_lost)

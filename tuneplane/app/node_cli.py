@@ -27,6 +27,7 @@ from tuneplane.nodeside.config import NodeConfig, prepare_state_dir
 from tuneplane.nodeside.daemon import look_at_machine, open_node
 from tuneplane.nodeside.identity import load_identity
 from tuneplane.nodeside.join import JoinOrder, join_fleet
+from tuneplane.nodeside.journal import look_for_hold
 from tuneplane.nodeside.locks import hold_state_dir
 from tuneplane.nodeside.precedence import take_precedence
 
@@ -150,6 +151,7 @@ def status(as_json: bool) -> None:
         config = node_config(read_node_settings())
         identity = load_identity(config.state_dir)
         running = _daemon_runs(config.state_dir)
+        hold = look_for_hold(config.state_dir)
         facts = {
             "node": identity.node,
             "fleet": identity.fleet,
@@ -158,6 +160,7 @@ def status(as_json: bool) -> None:
             "address": config.address or identity.address,
             "credential_expires_at": identity.credential_expires_at.isoformat().replace("+00:00", "Z"),
             "running": running,
+            "held": str(hold) if hold is not None else None,
         }
         click.echo(json.dumps(facts, indent=2) if as_json else "\n".join(f"{name:22} {value}" for name, value in facts.items()))
         if not running:

@@ -27,7 +27,7 @@ from .api_logs import (
     LogReader,
     Logs,
 )
-from .api_nodes import GatewayTrust, JoinAnswer, LossDeclaration, NodeAnswer, NodePatch, Nodes
+from .api_nodes import EpochAcceptance, GatewayTrust, JoinAnswer, LossDeclaration, NodeAnswer, NodePatch, Nodes
 from .images import ImageResolver, RegistryResolver
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "FollowEvent",
     "FollowInterrupted",
     "FollowWaiting",
+    "EpochAcceptance",
     "GatewayTrust",
     "ImageResolver",
     "JoinAnswer",

@@ -16,6 +16,7 @@ from tuneplane.domain.fleets import (
     Connection,
     Cordon,
     Delivery,
+    EpochHold,
     Fleet,
     Gpu,
     Interface,
@@ -90,6 +91,7 @@ class InventoryAnswer:
     storage_root_seen: bool
     budgets: Budgets
     problems: tuple[str, ...]
+    hold: EpochHold | None  # the Node holds our commands until an operator accepts this (P-07)
     interfaces: tuple[Interface, ...]
     route_address: str
 
@@ -125,6 +127,13 @@ class LossDeclaration:
     """Body of ``POST /api/nodes/{id}/members/{member}/declare-lost``: how the operator knows that it runs no more."""
 
     reason: str
+
+
+@frozen(kw_only=True)
+class EpochAcceptance:
+    """Body of ``POST /api/nodes/{id}/accept-epoch``: the id of the hold, as the Node's inventory shows it."""
+
+    hold: str
 
 
 @frozen(kw_only=True)
@@ -208,6 +217,15 @@ class Nodes(Base):
         now = self.clock()
         changed = await self.storage.set_node_state(node, patch.state, patch.reason, now)
         await self.audit(caller.username, f"node.{patch.state.value}", node, patch.reason)
+        return answer_node(changed, await self._fleet_of(caller, changed), now)
+
+    async def accept_epoch(self, caller: User, node: NodeId, order: EpochAcceptance) -> NodeAnswer:
+        """Let a Node that holds our commands, because our session epochs went back, obey them again (P-07)."""
+        require_admin(caller)
+        await self.get(caller, node)
+        now = self.clock()
+        changed = await self.storage.accept_epoch(node, order.hold, now)
+        await self.audit(caller.username, "node.accept-epoch", node, order.hold)
         return answer_node(changed, await self._fleet_of(caller, changed), now)
 
     async def delete(self, caller: User, node: NodeId, *, force: bool) -> None:

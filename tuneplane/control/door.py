@@ -69,6 +69,7 @@ class Door:
             heartbeat_seconds=self.timings.heartbeat,
             idle_seconds=self.timings.session_idle,
             sent_at=now,
+            accepted_hold=opened.accepted_hold,
         )
 
     async def session(self, link: GatewayLink) -> None:

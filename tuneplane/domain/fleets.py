@@ -147,6 +147,25 @@ class Interface:
 
 
 @frozen(kw_only=True)
+class EpochHold:
+    """A control plane whose session epochs went back (P-07): its commands are held until an operator accepts this ``id``.
+
+    The id is the Node's own random word, so a database that was restored cannot already hold its acceptance.
+    """
+
+    id: str
+    known_epoch: int  # the newest that the Node has seen
+    told_epoch: int
+    since: datetime
+
+    def __str__(self) -> str:
+        return (
+            f"the control plane went back in time (session epoch {self.told_epoch}, this Node has seen {self.known_epoch}): its"
+            f" commands are held since {self.since:%Y-%m-%d %H:%M:%SZ}, until an operator accepts hold {self.id}"
+        )
+
+
+@frozen(kw_only=True)
 class Inventory:
     """What the machine says about itself. ``problems`` are the Node's own reasons for not being ready."""
 
@@ -164,6 +183,7 @@ class Inventory:
     problems: tuple[str, ...] = ()
     interfaces: tuple[Interface, ...] = ()  # of the network that workloads get; only those with an address
     route_address: str = ""  # numeric: by which peers reach this machine; "" when it cannot be told
+    hold: EpochHold | None = None  # P-07
 
 
 @frozen(kw_only=True)

@@ -137,6 +137,7 @@ class Welcome:
     heartbeat_seconds: float
     idle_seconds: float
     sent_at: datetime
+    accepted_hold: str = ""  # id of the EpochHold that an operator has accepted (P-07)
 
 
 @frozen(kw_only=True)
@@ -160,6 +161,7 @@ class Command:
     stop_grace_seconds: float = 0.0
     reason: str = ""
     trace: TraceId = TraceId("")
+    ended: bool = False  # the database records the member as ended: the one stop that a Node obeys while it holds (P-07)
     cause: str = ""  # id of the letter that caused it, so that a trace crosses the stream
 
 

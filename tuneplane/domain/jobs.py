@@ -239,6 +239,7 @@ class SessionOpened:
     node: NodeId
     epoch: int
     gateway: GatewayId
+    accepted_hold: str = ""  # what an operator has accepted, for the Welcome (P-07)
 
 
 @frozen(kw_only=True)

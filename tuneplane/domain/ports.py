@@ -136,6 +136,10 @@ class NodeStore(Protocol):
     async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
         """NotFound. ``active`` lifts the operator's cordon and that of a lost journal; other owners lift their own (L-F4)."""
 
+    async def accept_epoch(self, node: NodeId, hold: str, now: datetime) -> Node:
+        """Accept the hold that the Node reports (P-07): the session epoch rises to what the Node has seen, its session is
+        closed, and the next Welcome says so. NotFound; Refused ``no-such-hold`` unless its inventory has a hold of that id."""
+
     async def delete_node(self, node: NodeId, force: bool, now: datetime) -> None:
         """Refused(code="node-busy", reasons naming the members left) without ``force`` when active or holding anything."""
 

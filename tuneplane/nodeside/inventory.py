@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from attrs import frozen
 
 from tuneplane.domain import codec
-from tuneplane.domain.fleets import Budgets, Interface, Inventory
+from tuneplane.domain.fleets import Budgets, EpochHold, Interface, Inventory
 from tuneplane.domain.node_member import Grants
 from tuneplane.domain.node_ports import Cards, Engine, EngineDown, EngineInfo, EngineRefused, EngineUnclear, Network, NetworkHidden
 
@@ -41,6 +41,7 @@ async def survey(
     reach: Reach,
     read_cards: CardReader,
     alarms: tuple[str, ...] = (),
+    hold: EpochHold | None = None,
 ) -> Survey:
     """Look once; bounded in time by its parts, raises nothing. ``mark`` names the probe file, ``alarms`` are others' problems."""
     info, engine_problem = await _ask_engine(engine)
@@ -69,6 +70,7 @@ async def survey(
         storage_root_seen=sight.seen,
         budgets=budgets,
         problems=problems,
+        hold=hold,
         interfaces=interfaces,
         route_address=await route_address(reach, network) if interfaces else "",
     )

@@ -49,6 +49,7 @@ class InventoryActor(Actor):
             reach=self.reach,
             read_cards=self.read_cards,
             alarms=alarms,
+            hold=self.core.journal.hold,
         )
         self.core.grants = found.grants
         self.board.post(found)

@@ -13,7 +13,8 @@ import json
 import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from attrs import define, field, frozen
 from tuneplane.domain import codec
 from tuneplane.domain.errors import TuneplaneError
 from tuneplane.domain.faultpoint import fault_point
+from tuneplane.domain.fleets import EpochHold
 from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
 from tuneplane.domain.ids import JournalId, MemberId, spell_id
 from tuneplane.domain.member_table import LOOKS, UNSEEN, MemberAction, MemberEvent, NodePhase
@@ -57,6 +59,13 @@ CREATE TABLE operation (
 ) STRICT;
 CREATE INDEX operation_of_member ON operation (member);
 """
+# Beside the schema that older daemons know: they go on without it.
+HOLD_TABLE = """
+CREATE TABLE IF NOT EXISTS hold (
+  only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
+  record TEXT NOT NULL
+) STRICT
+"""
 
 
 class JournalUnusable(TuneplaneError):
@@ -86,6 +95,8 @@ class _Change:
     action: MemberAction | None = None  # of a command
     dropped: MemberId | None = None
     epoch: int | None = None
+    hold: EpochHold | None = None
+    lifts_hold: bool = False
 
 
 @define(eq=False)
@@ -97,6 +108,7 @@ class Journal:
     _run: Runner
     _sequence: int = 0
     _session_epoch: int = 0
+    _hold: EpochHold | None = None
     _records: dict[MemberId, NodeMember] = field(factory=dict)
     _fresh: dict[MemberId, tuple[int, MemberAction]] = field(factory=dict)
     _staged: list[_Change] = field(factory=list)
@@ -111,6 +123,11 @@ class Journal:
     def session_epoch(self) -> int:
         return self._session_epoch
 
+    @property
+    def hold(self) -> EpochHold | None:
+        """Why the commands of the control plane are held, until an operator accepts it (P-07)."""
+        return self._hold
+
     def member(self, member: MemberId) -> NodeMember | None:
         return self._records.get(member)
 
@@ -119,9 +136,13 @@ class Journal:
         records = self._records.copy()  # one step: the writer's thread may change it meanwhile
         return tuple(records[member] for member in sorted(records))
 
-    async def open_session(self, epoch: int) -> bool:
-        """Make a Welcome's session epoch durable (P-06). False, and nothing written, when it is not a newer one (P-07)."""
-        return await self._write(lambda: self._do_open_session(epoch))
+    async def open_session(self, epoch: int, now: datetime, accepted_hold: str = "") -> bool:
+        """Make a Welcome's session epoch durable (P-06). False: the commands of this session are to be held (P-07).
+
+        A hold begins with an epoch that is not a newer one, and is on the disk before this returns. It ends with a newer
+        epoch in a Welcome that names it as accepted, and with nothing else.
+        """
+        return await self._write(lambda: self._do_open_session(epoch, now, accepted_hold))
 
     async def accept(self, command: Command, place: Place, grants: Grants) -> Accepted | None:
         """Journal a command and its answer. None: it belongs to an older session and is ignored (P-06)."""
@@ -198,6 +219,8 @@ class Journal:
                 self._fresh.pop(change.dropped, None)
             if change.epoch is not None:
                 self._session_epoch = change.epoch
+            if change.hold is not None or change.lifts_hold:
+                self._hold = change.hold
 
     def _adopt_actions(self) -> None:
         """The COMMIT raised and took place all the same: what it leads to was not begun, and still may be."""
@@ -205,14 +228,20 @@ class Journal:
             if change.record is not None and change.action is not None and self._records.get(change.record.member) == change.record:
                 self._fresh[change.record.member] = (change.record.revision, change.action)
 
-    def _do_open_session(self, epoch: int) -> bool:
-        if epoch <= self._session_epoch:
+    def _do_open_session(self, epoch: int, now: datetime, accepted_hold: str) -> bool:
+        older = epoch <= self._session_epoch
+        if older and self._hold is None:
+            hold = EpochHold(id=spell_id("hold", secrets.token_bytes(10)), known_epoch=self._session_epoch, told_epoch=epoch, since=now)
+            self._staged.append(_Change("hold", "INSERT INTO hold VALUES (1, ?)", (json.dumps(codec.encode(hold)),), hold=hold))
+        if older or (self._hold is not None and self._hold.id != accepted_hold):
             return False
+        if self._hold is not None:
+            self._staged.append(_Change("epoch", "DELETE FROM hold", lifts_hold=True))
         self._staged.append(_Change("epoch", "UPDATE meta SET session_epoch = ?", (epoch,), epoch=epoch))
         return True
 
     def _do_accept(self, command: Command, place: Place, grants: Grants) -> Accepted | None:
-        if command.session_epoch < self._session_epoch:
+        if command.session_epoch < self._session_epoch and not self._obeys_in_hold(command):
             return None
         row = self._database.execute("SELECT answer FROM operation WHERE operation = ?", (command.operation,)).fetchone()
         record = self._records.get(command.member)
@@ -222,6 +251,9 @@ class Journal:
         decision = decide(record, command, place, grants, self._records.values(), unseen=unseen)
         self._keep(command, decision)
         return Accepted(decision.answer, decision.record, decision.action)
+
+    def _obeys_in_hold(self, command: Command) -> bool:
+        return self._hold is not None and command.kind is CommandKind.STOP and command.ended
 
     def _keep(self, command: Command, decision: Decision) -> None:
         if decision.record is not None:  # answers of forgotten members go with them
@@ -263,6 +295,7 @@ class Journal:
 
     def _reload(self) -> None:
         self._sequence, self._session_epoch = self._database.execute("SELECT sequence, session_epoch FROM meta").fetchone()
+        self._hold = _read_hold(self._database)
         rows = self._database.execute("SELECT member, record FROM member").fetchall()
         self._records = {MemberId(name): codec.decode(NodeMember, json.loads(data), name) for name, data in rows}
         self._stale = False
@@ -305,6 +338,7 @@ def _prepare(database: sqlite3.Connection, path: Path, run: Runner) -> Journal:
     version, journal_id = database.execute("SELECT schema_version, journal_id FROM meta").fetchone()
     if version != SCHEMA_VERSION:
         raise JournalUnusable(f"journal {path} has schema version {version}; this version of Tuneplane knows {SCHEMA_VERSION}")
+    database.execute(HOLD_TABLE)
     journal = Journal(JournalId(journal_id), database, run)
     journal._reload()
     journal._unseen.update(record.member for record in journal.members() if record.phase in UNSEEN)
@@ -317,3 +351,20 @@ def _create(database: sqlite3.Connection) -> None:
         database.executescript(
             f"BEGIN; {SCHEMA} INSERT INTO meta VALUES (1, {SCHEMA_VERSION}, '{journal_id}', 0, 0); COMMIT;"  # noqa: S608 - base32
         )
+
+
+def _read_hold(database: sqlite3.Connection) -> EpochHold | None:
+    row = database.execute("SELECT record FROM hold").fetchone()
+    return codec.decode(EpochHold, json.loads(row[0]), "hold") if row else None
+
+
+def look_for_hold(state_dir: Path) -> EpochHold | None:
+    """For ``tuneplane-node status``: the journal is only read, whether or not a daemon has it open."""
+    path = state_dir / FILE_NAME
+    if not path.exists():
+        return None
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        try:
+            return _read_hold(database)
+        except sqlite3.OperationalError:  # written by a daemon from before there were holds
+            return None

@@ -15,6 +15,7 @@ from tuneplane.actors import Actor, Context, MailboxFull, MailboxSpec, handles
 from tuneplane.domain.frames import (
     WIRE_PROTOCOL,
     Command,
+    CommandKind,
     GatewayFrame,
     Hello,
     InventoryReport,
@@ -86,6 +87,7 @@ class SessionActor(Actor):
 
     async def run(self, context: Context) -> None:
         patience = Patience(self.core.timings)
+        self._raise_alarm()
         with context.until_stopping():
             while True:
                 begun = trio.current_time()
@@ -142,12 +144,13 @@ class SessionActor(Actor):
     async def _session(self, link: NodeLink, context: Context) -> None:
         """The body of one session. The epoch is on the disk before the first command is looked at (P-06)."""
         try:
-            fresh = await self.core.journal.open_session(link.welcome.session_epoch)
+            welcome = link.welcome
+            fresh = await self.core.journal.open_session(welcome.session_epoch, self.core.machine.now(), welcome.accepted_hold)
         except (OSError, sqlite3.Error) as error:  # a full disk, say: no reason to take the members' drivers down
             log.error("cannot journal session epoch %d: %s", link.welcome.session_epoch, error)
             link.close("journal-failed", f"the session's epoch cannot be journalled: {error}")
             return
-        self._raise_alarm(link, fresh)
+        self._raise_alarm()
         self._last_code = ""
         self._acknowledged.clear()
         self._link = link
@@ -161,21 +164,19 @@ class SessionActor(Actor):
             while True:
                 self._dispatch(await link.receive(), link, desk, context, fresh)
 
-    def _raise_alarm(self, link: NodeLink, fresh: bool) -> None:
+    def _raise_alarm(self) -> None:
         """P-07: the commands of a control plane whose epochs went back are held; it gets reports, and an operator the alarm."""
-        if fresh:
-            self.board.raise_alarm("")
-            return
-        epoch, known = link.welcome.session_epoch, self.core.journal.session_epoch
-        text = f"the control plane went back in time (session epoch {epoch}, this Node has seen {known}): its commands are held"
-        log.error("%s", text)
-        self.board.raise_alarm(text)
+        hold = self.core.journal.hold
+        if hold is not None:
+            log.error("%s", hold)
+        self.board.raise_alarm(str(hold) if hold is not None else "")
 
     # ------------------------------------------------ in
 
     def _dispatch(self, frame: GatewayFrame, link: NodeLink, desk: LogDesk, context: Context, fresh: bool) -> None:
         if isinstance(frame, Command):
-            if fresh and frame.session_epoch == link.welcome.session_epoch:
+            held = not fresh and not (frame.kind is CommandKind.STOP and frame.ended)
+            if not held and frame.session_epoch == link.welcome.session_epoch:
                 self._pass_on(frame, link, context)
         elif isinstance(frame, ObservationAck):
             self._acknowledge(frame, context)

@@ -31,7 +31,8 @@ class Commands(Aggregate):
 
     async def outgoing_commands(self, gateway: GatewayId, limit: int) -> list[OutgoingCommand]:
         sql = (
-            "SELECT command.*, session.epoch, member.plan_digest, CASE kind WHEN 'prepare' THEN member.plan END AS plan"
+            "SELECT command.*, session.epoch, member.plan_digest, CASE kind WHEN 'prepare' THEN member.plan END AS plan,"
+            " member.phase IN ('terminated', 'aborted') AS ended"
             " FROM session JOIN command USING (node_id) JOIN member ON member.id = member_id"
             " WHERE gateway_id = $1 AND closed_at IS NULL AND answered_at IS NULL AND withdrawn_at IS NULL"
             " AND (sent_epoch IS NULL OR sent_epoch < epoch) ORDER BY kind <> 'stop', command.created_at, operation LIMIT $2"
@@ -64,6 +65,7 @@ def _command(row: Row) -> Command:
         stop_grace_seconds=row["stop_grace_seconds"],
         reason=row["reason"],
         trace=row["trace"],
+        ended=row["ended"],
     )
 
 

@@ -66,6 +66,10 @@ class Nodes(Aggregate):
         """``active`` is the operator's word that all is well: it lifts the operator's cordon and that of a lost journal."""
         return await self._db.write("set_node_state", _set_state, node, state, clean(reason), now)
 
+    async def accept_epoch(self, node: NodeId, hold: str, now: datetime) -> Node:
+        """The operator's word that this database is the one that counts; nothing else lifts a Node's hold (P-07)."""
+        return await self._db.write("accept_epoch", _accept_epoch, node, hold, now)
+
     async def delete_node(self, node: NodeId, force: bool, now: datetime) -> None:
         await self._db.write("delete_node", _delete, node, force, now)
 
@@ -156,6 +160,24 @@ async def _set_state(connection: Connection, node: NodeId, state: NodeState, rea
     if state is NodeState.ACTIVE:
         await set_cordon(connection, node, "journal", None, now)
     await poke(connection, Topic.JOBS, Topic.CONSOLE)
+    return await view(connection, node, now)
+
+
+async def _accept_epoch(connection: Connection, node: NodeId, hold: str, now: datetime) -> Node:
+    """The epoch is raised to what the Node has seen, so that its next one is newer for both, and the session is closed."""
+    row = await connection.fetchrow("SELECT inventory FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE", node)
+    if row is None:
+        raise NotFound("Node", node)
+    inventory = from_json(Inventory, row["inventory"])
+    if inventory is None or inventory.hold is None or inventory.hold.id != hold:
+        raise Refused("no-such-hold", f"Node {node} does not report a hold of this id: look at it again")
+    await connection.execute("UPDATE node SET accepted_hold = $2 WHERE id = $1", node, hold)
+    sql = (
+        "UPDATE session SET epoch = greatest(epoch, $2), closed_at = coalesce(closed_at, $3), close_reason = 'epoch-accepted'"
+        " WHERE node_id = $1"
+    )
+    await connection.execute(sql, node, inventory.hold.known_epoch, now)
+    await poke(connection, Topic.SESSIONS, Topic.CONSOLE)
     return await view(connection, node, now)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from tuneplane.control.api import JoinAnswer, LossDeclaration, NodeAnswer, NodePatch
+from tuneplane.control.api import EpochAcceptance, JoinAnswer, LossDeclaration, NodeAnswer, NodePatch
 from tuneplane.domain.ids import FleetId, MemberId, NodeId
 from tuneplane.domain.jobs import JoinRequest
 
@@ -69,6 +69,12 @@ async def declare_member_lost(site: Site, call: Call) -> Answer:
     """End a member of a silent Node by an operator's word; what it holds is released, and it may still run."""
     await site.api.nodes.declare_lost(call.user, NodeId(call.path["node"]), MemberId(call.path["member"]), call.body)
     return Answer(status=204)
+
+
+@router.route("POST", "/api/nodes/{node}/accept-epoch", who=Who.ADMIN, body=EpochAcceptance, answers={200: NodeAnswer}, problems=(409,))
+async def accept_epoch(site: Site, call: Call) -> Answer:
+    """Let a Node obey again that holds its commands because this control plane's database was restored from a backup."""
+    return Answer(value=await site.api.nodes.accept_epoch(call.user, NodeId(call.path["node"]), call.body))
 
 
 @router.route("DELETE", "/api/nodes/{node}", who=Who.ADMIN, query=DeleteQuery, answers={204: None}, problems=(409,))

@@ -66,6 +66,7 @@ def _decode_welcome(m: pb.Welcome) -> Welcome:
         heartbeat_seconds=f.seconds(m.heartbeat_seconds, "welcome.heartbeat_seconds", SHORTEST_SECONDS),
         idle_seconds=f.seconds(m.idle_seconds, "welcome.idle_seconds", SHORTEST_SECONDS),
         sent_at=f.moment(m.sent_at, "welcome.sent_at"),
+        accepted_hold=f.optional_id(m.accepted_hold, "welcome.accepted_hold"),
     )
 
 
@@ -77,6 +78,7 @@ def _encode_welcome(v: Welcome) -> pb.Welcome:
         heartbeat_seconds=v.heartbeat_seconds,
         idle_seconds=v.idle_seconds,
         sent_at=f.micros(v.sent_at),
+        accepted_hold=v.accepted_hold,
     )
 
 
@@ -105,6 +107,7 @@ def _decode_command(m: pb.Command) -> Command:
         reason=f.text(m.reason, "command.reason"),
         trace=TraceId(f.optional_id(m.trace, "command.trace")),
         cause=f.word(m.cause, "command.cause", f.MAX_ID_LENGTH),
+        ended=m.ended,
     )
 
 
@@ -123,6 +126,7 @@ def _encode_command(v: Command) -> pb.Command:
         reason=f.to_text(v.reason),
         trace=v.trace,
         cause=v.cause,
+        ended=v.ended,
     )
 
 

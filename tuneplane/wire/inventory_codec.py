@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..domain.fleets import Budgets, Gpu, Interface, Inventory
+from ..domain.fleets import Budgets, EpochHold, Gpu, Interface, Inventory
 from ..domain.frames import InventoryReport
 from . import fields as f
 from .pb import session_pb2 as pb
@@ -10,6 +10,7 @@ from .pb import session_pb2 as pb
 MAX_PATH_BYTES = 4096  # PATH_MAX
 MAX_CPUS = 2**16
 MAX_PORT = 65535
+MAX_EPOCH = 2**48  # a session a microsecond for nine years: no accepted hold can drive the counter to its end
 
 
 def _decode_gpu(m: pb.Gpu) -> Gpu:
@@ -42,6 +43,19 @@ def _decode_interface(m: pb.Interface) -> Interface:
     )
 
 
+def _decode_hold(m: pb.EpochHold) -> EpochHold:
+    return EpochHold(
+        id=f.checked_id(m.id, "hold.id"),
+        known_epoch=f.count(m.known_epoch, "hold.known_epoch", MAX_EPOCH),
+        told_epoch=f.count(m.told_epoch, "hold.told_epoch", MAX_EPOCH),
+        since=f.moment(m.since, "hold.since"),
+    )
+
+
+def _encode_hold(v: EpochHold) -> pb.EpochHold:
+    return pb.EpochHold(id=v.id, known_epoch=v.known_epoch, told_epoch=v.told_epoch, since=f.micros(v.since))
+
+
 def decode_inventory(m: pb.InventoryReport) -> InventoryReport:
     i = m.inventory
     f.few(len(i.gpus), "inventory.gpus")
@@ -60,6 +74,7 @@ def decode_inventory(m: pb.InventoryReport) -> InventoryReport:
         storage_root_seen=i.storage_root_seen,
         budgets=_decode_budgets(i.budgets),
         problems=tuple(f.text(problem, "inventory.problems") for problem in i.problems),
+        hold=_decode_hold(i.hold) if i.HasField("hold") else None,
         interfaces=tuple(_decode_interface(one) for one in i.interfaces),
         route_address=f.optional_address(i.route_address, "inventory.route_address"),
     )
@@ -93,6 +108,7 @@ def encode_inventory(v: InventoryReport) -> pb.InventoryReport:
         storage_root_seen=i.storage_root_seen,
         budgets=_encode_budgets(i.budgets),
         problems=[f.to_text(problem) for problem in i.problems[: f.MAX_ITEMS]],
+        hold=None if i.hold is None else _encode_hold(i.hold),
         interfaces=[pb.Interface(name=one.name, addresses=one.addresses) for one in i.interfaces],
         route_address=i.route_address,
     )

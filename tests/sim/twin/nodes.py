@@ -33,6 +33,9 @@ class Nodes(Client):
     async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
         return await self.write("set_node_state", _set_state, node, state, clean(reason), now)
 
+    async def accept_epoch(self, node: NodeId, hold: str, now: datetime) -> Node:
+        return await self.write("accept_epoch", _accept_epoch, node, hold, now)
+
     async def delete_node(self, node: NodeId, force: bool, now: datetime) -> None:
         await self.write("delete_node", _delete, node, force, now)
 
@@ -163,6 +166,21 @@ def _set_state(book: Book, node: NodeId, state: NodeState, reason: str, now: dat
     if state is NodeState.ACTIVE:
         set_cordon(book, node, "journal", None, now)
     poke(book, Topic.JOBS, Topic.CONSOLE)
+    return view(book, node, now)
+
+
+def _accept_epoch(book: Book, node: NodeId, hold: str, now: datetime) -> Node:
+    row = _enrolled(book, node)
+    if row is None:
+        raise NotFound("Node", node)
+    told = row.inventory.hold if row.inventory is not None else None
+    if told is None or told.id != hold:
+        raise Refused("no-such-hold", f"Node {node} does not report a hold of this id")
+    book.nodes.put(node, evolve(row, accepted_hold=hold))
+    session = book.sessions.get(node)
+    if session is not None:
+        book.sessions.put(node, evolve(session, epoch=max(session.epoch, told.known_epoch), closed_at=session.closed_at or now))
+    poke(book, Topic.SESSIONS, Topic.CONSOLE)
     return view(book, node, now)
 
 

@@ -29,6 +29,7 @@ class NodeRow:
     removed_at: datetime | None = None
     journal_id: str | None = None
     journal_sequence: int = 0
+    accepted_hold: str = ""
     inventory: Inventory | None = None
     inventory_observed_at: datetime | None = None
     inventory_epoch: int = 0

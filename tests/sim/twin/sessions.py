@@ -130,7 +130,7 @@ def _open(book: Book, identity: NodeIdentity, gateway: GatewayId, hello: Hello, 
         poke(book, Topic.ATTEMPTS, Topic.COMMANDS)
     book.nodes.put(node.id, evolve(book.nodes[node.id], journal_id=hello.journal_id, journal_sequence=hello.journal_sequence))
     poke(book, Topic.SESSIONS, Topic.CONSOLE)
-    return SessionOpened(node=identity.node, epoch=epoch, gateway=gateway)
+    return SessionOpened(node=identity.node, epoch=epoch, gateway=gateway, accepted_hold=node.accepted_hold)
 
 
 def _check_same_machine(book: Book, former: SessionRow, hello: Hello, now: datetime) -> None:
@@ -246,6 +246,7 @@ def _frame(book: Book, row: CommandRow, epoch: int) -> Command:
         stop_grace_seconds=row.stop_grace_seconds,
         reason=row.reason,
         trace=row.trace,
+        ended=member.phase in ENDED_PHASES,
     )
 
 

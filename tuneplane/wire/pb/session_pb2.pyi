@@ -158,7 +158,7 @@ class Interface(_message.Message):
     def __init__(self, name: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("hostname", "node_version", "cpu_count", "memory_bytes", "gpus", "driver_version", "runtime", "gpu_runtime", "storage_root", "storage_root_seen", "budgets", "problems", "interfaces", "route_address")
+    __slots__ = ("hostname", "node_version", "cpu_count", "memory_bytes", "gpus", "driver_version", "runtime", "gpu_runtime", "storage_root", "storage_root_seen", "budgets", "problems", "interfaces", "route_address", "hold")
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
     NODE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CPU_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,7 @@ class Inventory(_message.Message):
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     INTERFACES_FIELD_NUMBER: _ClassVar[int]
     ROUTE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
     hostname: bytes
     node_version: str
     cpu_count: int
@@ -187,7 +188,20 @@ class Inventory(_message.Message):
     problems: _containers.RepeatedScalarFieldContainer[bytes]
     interfaces: _containers.RepeatedCompositeFieldContainer[Interface]
     route_address: str
-    def __init__(self, hostname: _Optional[bytes] = ..., node_version: _Optional[str] = ..., cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping[str, object]]]] = ..., driver_version: _Optional[bytes] = ..., runtime: _Optional[bytes] = ..., gpu_runtime: _Optional[bool] = ..., storage_root: _Optional[bytes] = ..., storage_root_seen: _Optional[bool] = ..., budgets: _Optional[_Union[Budgets, _Mapping[str, object]]] = ..., problems: _Optional[_Iterable[bytes]] = ..., interfaces: _Optional[_Iterable[_Union[Interface, _Mapping[str, object]]]] = ..., route_address: _Optional[str] = ...) -> None: ...
+    hold: EpochHold
+    def __init__(self, hostname: _Optional[bytes] = ..., node_version: _Optional[str] = ..., cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping[str, object]]]] = ..., driver_version: _Optional[bytes] = ..., runtime: _Optional[bytes] = ..., gpu_runtime: _Optional[bool] = ..., storage_root: _Optional[bytes] = ..., storage_root_seen: _Optional[bool] = ..., budgets: _Optional[_Union[Budgets, _Mapping[str, object]]] = ..., problems: _Optional[_Iterable[bytes]] = ..., interfaces: _Optional[_Iterable[_Union[Interface, _Mapping[str, object]]]] = ..., route_address: _Optional[str] = ..., hold: _Optional[_Union[EpochHold, _Mapping[str, object]]] = ...) -> None: ...
+
+class EpochHold(_message.Message):
+    __slots__ = ("id", "known_epoch", "told_epoch", "since")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOLD_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    known_epoch: int
+    told_epoch: int
+    since: int
+    def __init__(self, id: _Optional[str] = ..., known_epoch: _Optional[int] = ..., told_epoch: _Optional[int] = ..., since: _Optional[int] = ...) -> None: ...
 
 class InventoryReport(_message.Message):
     __slots__ = ("inventory", "digest")
@@ -278,20 +292,22 @@ class LogChunk(_message.Message):
     def __init__(self, request: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., gap: _Optional[int] = ..., end: _Optional[bool] = ..., error: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "session_epoch", "gateway", "heartbeat_seconds", "idle_seconds", "sent_at")
+    __slots__ = ("protocol", "session_epoch", "gateway", "heartbeat_seconds", "idle_seconds", "sent_at", "accepted_hold")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_HOLD_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session_epoch: int
     gateway: str
     heartbeat_seconds: float
     idle_seconds: float
     sent_at: int
-    def __init__(self, protocol: _Optional[int] = ..., session_epoch: _Optional[int] = ..., gateway: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., sent_at: _Optional[int] = ...) -> None: ...
+    accepted_hold: str
+    def __init__(self, protocol: _Optional[int] = ..., session_epoch: _Optional[int] = ..., gateway: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., sent_at: _Optional[int] = ..., accepted_hold: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("sequence",)
@@ -300,7 +316,7 @@ class HeartbeatReply(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("operation", "kind", "member", "session_epoch", "claim_epoch", "plan", "plan_digest", "hold_seconds", "stop_signal", "stop_grace_seconds", "reason", "trace", "cause")
+    __slots__ = ("operation", "kind", "member", "session_epoch", "claim_epoch", "plan", "plan_digest", "hold_seconds", "stop_signal", "stop_grace_seconds", "reason", "trace", "cause", "ended")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +330,7 @@ class Command(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     operation: str
     kind: CommandKind
     member: str
@@ -327,7 +344,8 @@ class Command(_message.Message):
     reason: bytes
     trace: str
     cause: str
-    def __init__(self, operation: _Optional[str] = ..., kind: _Optional[_Union[CommandKind, str]] = ..., member: _Optional[str] = ..., session_epoch: _Optional[int] = ..., claim_epoch: _Optional[int] = ..., plan: _Optional[bytes] = ..., plan_digest: _Optional[str] = ..., hold_seconds: _Optional[float] = ..., stop_signal: _Optional[str] = ..., stop_grace_seconds: _Optional[float] = ..., reason: _Optional[bytes] = ..., trace: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
+    ended: bool
+    def __init__(self, operation: _Optional[str] = ..., kind: _Optional[_Union[CommandKind, str]] = ..., member: _Optional[str] = ..., session_epoch: _Optional[int] = ..., claim_epoch: _Optional[int] = ..., plan: _Optional[bytes] = ..., plan_digest: _Optional[str] = ..., hold_seconds: _Optional[float] = ..., stop_signal: _Optional[str] = ..., stop_grace_seconds: _Optional[float] = ..., reason: _Optional[bytes] = ..., trace: _Optional[str] = ..., cause: _Optional[str] = ..., ended: _Optional[bool] = ...) -> None: ...
 
 class ObservationAck(_message.Message):
     __slots__ = ("member", "revision")
