@@ -152,9 +152,9 @@ class SimEngine:
         if self.life.alive:
             self.machine.judge.start_begun(self.machine, container)
         if self.fate.strikes("engine-lie", 0.1):
+            await self._reach("starting")
             self.machine.judge.start_sent(self.machine, container)
             self.fate.history.add(self.machine.node, "engine: says that it started {}, and did not", container[:16])
-            await self._ask("starting", lambda: None)
             return
         await self._do(
             f"starting {container[-6:]}",

@@ -30,7 +30,7 @@ class Troubles:
     ground: Ground
     judge: Judge
     processes: dict[str, Process]
-    _images: dict[NodeId, tuple[Path, int]] = field(factory=dict)  # of disks, and their journals' sequences, to be restored
+    _images: dict[NodeId, Path] = field(factory=dict)  # of disks, to be restored later
 
     @property
     def fate(self) -> Fate:
@@ -92,21 +92,14 @@ class Troubles:
         self.judge.journal_lost(machine.node)
 
     def _revert_disk(self) -> None:
-        """The disk's image is taken at one time and restored at another: the journal goes back (P-02).
-
-        A journal is compared with what its Node said in its last Hello, so it is restored when another Hello followed.
-        """
+        """The disk's image is taken at one time and restored at another: the journal goes back (P-02)."""
         machine = self._machine()
-        node, daemon = self.ground.database.book.nodes[machine.node], self.judge.daemons[machine.node]
-        image, sequence = self._images.get(machine.node, (None, 0))
+        image = self._images.pop(machine.node, None)
         if image is None:
-            sequence = daemon.core.journal.sequence if daemon.core is not None else 0
-            self._images[machine.node] = machine.disk.keep_image(), sequence
+            self._images[machine.node] = machine.disk.keep_image()
             self.fate.history.add(machine.node, "an image of its disk is taken")
-        if image is None or node.journal_sequence <= sequence:
             return
-        del self._images[machine.node]
-        daemon.crash("its disk goes back to an image")
+        self.judge.daemons[machine.node].crash("its disk goes back to an image")
         self.fate.history.add(machine.node, "the disk is what it was when the image was taken")
         machine.disk.restore_image(image)
         self.judge.journal_lost(machine.node)
