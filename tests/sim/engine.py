@@ -26,6 +26,8 @@ from .fate import MOMENT_SECONDS, Fate, Life, Violation
 from .machine import IMAGE_PULL_SECONDS, SimMachine
 
 T = TypeVar("T")
+OUTPUT = b"begin\nend\n"  # of every container; the second line as it ends
+BEGIN = OUTPUT.index(b"\n") + 1
 WAIT_SECONDS = 30.0  # as the engine client bounds its own waits
 LATE_SECONDS = 20.0  # mean time after which an engine executes what its client has given up
 CALL_SECONDS = 20.0  # after this the client gives up
@@ -199,9 +201,9 @@ class SimEngine:
             yield pieces
 
     async def _output(self, container: str, follow: bool) -> AsyncIterator[bytes]:
-        yield b"begin\n"
+        yield OUTPUT[:BEGIN]
         if follow:
             await self.wait_ended(container)
         found = self.machine.find(container)
         if found is not None and not found.running:
-            yield b"end\n"
+            yield OUTPUT[BEGIN:]

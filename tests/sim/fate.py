@@ -46,6 +46,9 @@ FAULTS = (
     "power-cut",
     "disk-image",
     "name-taken",
+    "read-logs",
+    "declare-lost",
+    "retry",
 )
 ON_REQUEST = ("database-restored",)  # an operator's act that no healing undoes: only in runs that are about it
 

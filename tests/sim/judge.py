@@ -15,6 +15,7 @@ from tuneplane.domain.launch_table import ENDED_PHASES, AttemptState, JobState, 
 from tuneplane.domain.member_table import ENDED, NodePhase
 from tuneplane.domain.node_member import NodeMember
 from tuneplane.domain.timings import Timings
+from tuneplane.domain.verdict import DECLARED_LOST
 
 from .fate import Fate
 from .machine import Container, SimMachine
@@ -36,6 +37,7 @@ class Judge:
     daemons: dict[NodeId, NodeDaemon] = field(factory=dict)
     starts: dict[MemberId, int] = field(factory=dict)
     orphaned: set[MemberId] = field(factory=set)  # their Node's journal was lost: nobody is left to confirm the clean-up
+    declared: set[MemberId] = field(factory=set)  # lost, by an operator's word: it may run all the same
     sent: set[MemberId] = field(factory=set)  # a request to start it has left its daemon
     ended: dict[tuple[str, MemberId], NodePhase] = field(factory=dict)  # (journal, member) -> how it ended there
 
@@ -124,9 +126,8 @@ class Judge:
         row = self.book.members.get(member)
         self.fate.judge(row is not None and row.node == machine.node, "{} was started on {}, where it is not placed", member, machine.node)
         assert row is not None
-        self.fate.judge(
-            row.phase not in ENDED_PHASES, "R-LCH-12: {} was started though the control plane knows it as {}", member, row.phase
-        )
+        live = row.phase not in ENDED_PHASES or member in self.declared
+        self.fate.judge(live, "R-LCH-12: {} was started though the control plane knows it as {}", member, row.phase)
         decided = operation_id(member, "commit") in self.book.commands
         self.fate.judge(member in self.sent, "{} was started and nobody asked for it", member)
         self.fate.judge(decided, "P-10: {} was started though no commit was decided", member)
@@ -142,12 +143,12 @@ class Judge:
         number = self.book.attempts[row.attempt].number
         for other in self.book.members:
             if other.job == row.job and self.book.attempts[other.attempt].number < number:
-                running = any(one.running for one in self._containers(other.id))
+                running = other.id not in self.declared and any(one.running for one in self._containers(other.id))
                 self.fate.judge(not running, "R-LCH-15: {} starts while {} still runs", row.id, other.id)
 
     def _check_share(self, machine: SimMachine) -> None:
         """R-LCH-06: what really runs at once fits the machine."""
-        ours = [one for one in machine.of_ours() if one.running]
+        ours = [one for one in machine.of_ours() if one.running and one.member not in self.declared]
         running = [one.member for one in ours]
         holders = [uuid for one in ours for uuid in one.spec.gpu_uuids]
         self.fate.judge(len(holders) == len(set(holders)), "a card of {} runs two members: {}", machine.node, holders)
@@ -208,6 +209,9 @@ class Judge:
             self.fate.history.add("database", "{} {} -> {} {}", row.id, before and before.value, row.phase.value, row.reason_code)
         if row.phase not in ENDED_PHASES or before is row.phase:
             return
+        if row.reason_code == DECLARED_LOST:
+            self.declared.add(row.id)
+            return
         started = [one for one in self._containers(row.id) if one.starts]
         self.fate.judge(not any(one.running for one in started), "R-LCH-03: {} is {} while it runs", row.id, row.phase.value)
         if row.phase is MemberPhase.ABORTED and row.id not in self.orphaned:  # a new journal cannot know what the lost one did
@@ -219,7 +223,8 @@ class Judge:
     def _job_moved(self, job: object) -> None:
         state, name = getattr(job, "state", None), getattr(job, "id", "")
         if state is JobState.SUCCEEDED:
-            rows = [row for row in self.book.members if row.job == name]
+            last = max((one for one in self.book.attempts if one.job == name), key=lambda one: one.number, default=None)
+            rows = [row for row in self.book.members if last is not None and row.attempt == last.id]
             proven = all(any(one.succeeded for one in self._containers(row.id)) for row in rows)
             self.fate.judge(bool(rows) and proven, "P-04: {} succeeded without evidence", name)
 
@@ -242,7 +247,7 @@ class Judge:
     def _released(self, member: MemberId) -> None:
         row = self.book.members[member]
         self.fate.judge(row.phase in ENDED_PHASES, "R-LCH-03: what {} holds was released while it is {}", member, row.phase.value)
-        running = any(one.running for one in self._containers(member))
+        running = row.reason_code != DECLARED_LOST and any(one.running for one in self._containers(member))
         self.fate.judge(not running, "R-LCH-03: what {} holds was released while it runs", member)
 
     def _commanded(self, row: object) -> None:

@@ -279,7 +279,7 @@ class Steps:
         """Tell the disk of a commit. False: the power went while its frames were on their way to the disk."""
         if moment == "before" or not name.startswith("node.journal."):
             return True
-        if self.fate.strikes("power-cut", 0.01):
+        if self.fate.strikes("power-cut", 0.02):
             daemon.cut_power(f"power cut in the COMMIT of {name}")
             return False
         daemon.machine.disk.journal_committed()

@@ -301,7 +301,7 @@ class Network:
         life = LIFE.get()
         await life.gate()
         await sleep(self.latency())
-        gateway = self.fate.random.choice(self.gateways)
+        gateway = host if host in self.gateways else self.fate.random.choice(self.gateways)  # Nodes dial one name for all
         if self.is_cut(life.process, gateway):
             await sleep(CONNECT_SECONDS)
             raise DialFailed("unreachable", f"no answer from {gateway}")
@@ -365,6 +365,7 @@ def installed(network: Network) -> Iterator[None]:
     places = (
         (tuneplane.wire.link.gateway, "serve_calls", network.serve_calls),
         (tuneplane.wire.relay, "serve_calls", network.serve_calls),
+        (tuneplane.wire.relay, "open_call", network.open_call),
         (tuneplane.wire.link.node, "open_call", network.open_call),
     )
     former = [getattr(module, name) for module, name, _ in places]

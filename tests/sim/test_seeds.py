@@ -1,23 +1,30 @@
-"""A bounded number of seeds for every change; ``python -m tests.sim --seeds 20000`` is the long run.
+"""A bounded number of seeds for every change; docs/simulator.md has the long run.
 
-Seeds that once failed stay here, each with what it found.
+Seeds that once failed stay here, each with what it found. A seed is a story of the simulator of its day: when the chances
+change it tells another one, so what it found is also kept by a test of its own.
 """
 
 from __future__ import annotations
 
-import time
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from .world import run_seed
 
-BUDGET_SECONDS = 40.0  # of the real clock, on two busy cores
-FIRST_SEED, MOST_SEEDS = 100_000, 400
+SEEDS, FIRST_SEED = 1000, 100_000
+BUDGET_SECONDS = 100  # after that no more are begun: on quiet cores all have run by then
+LEAST_SEEDS = 50  # on a machine with much else to do
+HANG_SECONDS = 400.0
 
 REGRESSIONS = {
     0: "a journal that could not take the session epoch crashed the session, and a full disk then the whole daemon",
     5044: "an engine that restarted between the questions for its instance and for an exit made that exit count as witnessed",
     5173: "a database slow by more than the start deadline crashed the presence of a starting gateway",
+    149: "a stop that waited for its confirmation was told in prose, which no gateway takes, and cost the Node every session",
     221: "a member stopped through a new journal after the old one, which had seen it run, was lost",
 }
 
@@ -28,14 +35,13 @@ def test_seed_that_once_failed_holds(seed: int) -> None:
     assert not outcome.failure, f"{outcome.failure}\n{REGRESSIONS[seed]}\n{outcome.history}"
 
 
-def test_fresh_seeds_hold() -> None:
-    """House, Proof: invariants after every event, then everything comes to rest."""
-    until = time.monotonic() + BUDGET_SECONDS
-    for seed in range(FIRST_SEED, FIRST_SEED + MOST_SEEDS):
-        outcome = run_seed(seed)
-        assert not outcome.failure, f"{outcome.failure}\nagain with: python -m tests.sim --start {seed} --seeds 1\n{outcome.history}"
-        if time.monotonic() > until:
-            break
+def test_fresh_seeds_hold(tmp_path: Path) -> None:
+    """House, Proof: invariants after every event, then everything comes to rest. As many processes as there are cores."""
+    summary = tmp_path / "summary.json"
+    command = (sys.executable, "-m", "tests.sim", "--seeds", str(SEEDS), "--start", str(FIRST_SEED), "--seconds", str(BUDGET_SECONDS))
+    run = subprocess.run((*command, "--json", summary), check=False, capture_output=True, text=True, timeout=HANG_SECONDS)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert json.loads(summary.read_text())["seeds"] >= LEAST_SEEDS
 
 
 def test_same_seed_is_the_same_history() -> None:

@@ -9,16 +9,19 @@ from pathlib import Path
 import trio
 from attrs import define, field
 
+from tuneplane.domain.errors import Refused
 from tuneplane.domain.fleets import NodeState
-from tuneplane.domain.ids import NodeId
+from tuneplane.domain.ids import NodeId, UserName
 
 from .clock import sleep
 from .fate import Fate, true_now
 from .judge import Judge
 from .machine import SimMachine
 from .processes import Ground, Process
+from .readers import Readers
 from .twin import Twin
 
+ADA = UserName("ada")
 STEP_SECONDS = 5.0  # a clock of the control plane is that far out before NTP sets it
 NODE_STEP_SECONDS = 7200.0  # a Node's may have any time, after a boot without a battery, say
 
@@ -49,6 +52,8 @@ class Troubles:
             ("cut", 30.0, self._cut),
             ("clock-step", 20.0, self._step_clock),
             ("database-away", 60.0, self._take_database),
+            ("read-logs", 4.0, lambda: self.ground.nursery.start_soon(Readers(self.ground).read)),
+            ("declare-lost", 30.0, lambda: self.ground.nursery.start_soon(self._declare_lost)),
             ("forget", 15.0, lambda: self.ground.nursery.start_soon(self._forget)),
             ("database-restored", 50.0, lambda: self.ground.nursery.start_soon(self._restore_database)),
             ("drain", 40.0, lambda: self.ground.nursery.start_soon(self._set_aside, NodeState.DRAINING)),
@@ -131,6 +136,16 @@ class Troubles:
         age = timedelta(seconds=self.fate.soon(5.0))
         count = await Twin(self.ground.database).forget_ended(true_now() - age, 100, true_now())
         self.fate.history.add("operator", "{} members are to be forgotten", count)
+
+    async def _declare_lost(self) -> None:
+        """An operator gives up on a machine that is silent; it may come back, with everything that still runs there (P-11)."""
+        twin, node = Twin(self.ground.database), self._machine().node
+        for row in [row for row in self.ground.database.book.members if row.node == node and row.ended_at is None]:
+            try:
+                await twin.declare_lost(node, row.id, ADA, "gone", true_now())
+            except Refused:
+                continue
+            self.fate.history.add("operator", "{} is declared lost", row.id)
 
     async def _restore_database(self) -> None:
         """An operator puts a backup back: what was committed since has never been (P-07)."""

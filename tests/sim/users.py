@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from attrs import define, field
 
-from tuneplane.domain.errors import StorageUnavailable
+from tuneplane.domain.errors import Refused, StorageUnavailable
 from tuneplane.domain.ids import JobId, TraceId, UserName
 from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Pool, Resources, RuntimeRef, StopPolicy, WorkKind
 
@@ -53,6 +54,7 @@ class Users:
             resources=Resources(pools=(pool,)),
             stop=StopPolicy(grace_seconds=luck.choice((0.0, 2.0, 10.0))),
             max_runtime_seconds=luck.choice((None, None, 20.0)),
+            retries=luck.choice((0, 0, 0, 1, 2)),
         )
         return JobSpec(apiVersion="tuneplane/v1", kind=WorkKind.TRAINING_JOB, metadata=Metadata(name="sim"), spec=body)
 
@@ -66,6 +68,11 @@ class Users:
             await sleep(self.fate.soon(self.fate.focus.stop_seconds))
             await _insist(lambda: twin.request_stop(job, ADA, true_now()))
             self.fate.history.add("user", "{} stop accepted", job)
+        elif self.fate.strikes("retry", 1.0):
+            await sleep(self.fate.soon(self.fate.focus.stop_seconds * 2))
+            with suppress(Refused):
+                await _insist(lambda: twin.retry(job, ADA, true_now()))
+                self.fate.history.add("user", "{} is to be tried again", job)
 
 
 async def _insist(act: Callable[[], Awaitable[object]]) -> None:

@@ -43,6 +43,8 @@ TIMINGS = Timings(
     commit_margin=5.0,
     commit_deadline=40.0,
     engine_call=20.0,
+    retry_first=2.0,
+    retry_most=30.0,
     poll=6.0,
 )  # shorter than production where only waiting would be simulated; the relations hold
 TROUBLE_SECONDS = 150.0  # phase one
