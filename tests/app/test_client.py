@@ -37,6 +37,7 @@ JOB = {
     "state": "queued",
     "created_at": "2026-11-30T12:00:00Z",
     "waiting": {"code": "no-free-capacity", "reasons": [{"code": "x", "detail": "Node node-1 has 0 GPUs free, the job needs 1"}]},
+    "attempt_number": 2,
     "attempts": [],
 }
 LOG = bytes(range(256)) * 3
@@ -71,6 +72,12 @@ class Console(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.requests.append(("POST", self.path, json.loads(body or b"{}")))
+        if self.path == "/api/jobs/job-1/retry?after=2":
+            self._json(202, {**JOB, "waiting": None})
+            return
+        if self.path == "/api/nodes/node-1/members/job-1-2-0/declare-lost":
+            self._send(204, b"", "application/json", {})
+            return
         reasons = [{"code": "capability", "detail": "Fleet a does not declare 'train'", "subject": "a"}]
         self._problem(409, "no-fleet-fits", "no Fleet can hold this job", reasons=reasons)
 
@@ -195,6 +202,22 @@ def test_submit_of_a_file_that_is_no_yaml_is_wrong_usage(run: Any, tmp_path: Pat
     assert not Console.requests
 
 
+def test_retry_names_the_attempt_that_it_follows(run: Any) -> None:
+    """P-09: so that a repeat of the request is not another attempt."""
+    done = run("retry", "job-1", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["id"] == "job-1"
+    assert ("POST", "/api/jobs/job-1/retry?after=2", {}) in Console.requests
+
+
+def test_declare_lost_needs_a_reason_and_sends_it(run: Any) -> None:
+    """P-11."""
+    assert run("declare-lost", "node-1", "job-1-2-0").exit_code == 2
+    done = run("declare-lost", "node-1", "job-1-2-0", "--reason", "it burnt")
+    assert done.exit_code == 0, done.output
+    assert ("POST", "/api/nodes/node-1/members/job-1-2-0/declare-lost", {"reason": "it burnt"}) in Console.requests
+
+
 def test_logs_are_printed_byte_for_byte(run: Any) -> None:
     """R-LCH-13: any bytes, in bounded reads."""
     result = run("logs", "job-1")
@@ -280,6 +303,13 @@ def test_why_prefers_the_waiting_reason_then_progress_then_the_cause() -> None:
     preparing = {**JOB, "state": "preparing", "waiting": None, "attempts": [{"number": 1, "members": [{"progress": pulling}]}]}
     assert why(preparing) == "pull 5.0/10.0 MB"
     assert why({**JOB, "state": "failed", "waiting": None, "reason_detail": "out of memory"}) == "out of memory"
+
+
+def test_why_names_the_silent_node_that_holds_a_job() -> None:
+    """P-11: a job that is stopping for ever says for whom it waits."""
+    held = {"code": "silent-node", "detail": "job-1-2-0 is held by Node node-1, silent since 2026-11-30 12:00:00Z", "subject": "node-1"}
+    attempt = {"number": 2, "members": [], "waits_for": [held]}
+    assert why({**JOB, "state": "stopping", "waiting": None, "attempts": [attempt]}) == held["detail"]
 
 
 def test_progress_without_amounts_is_its_phase() -> None:
