@@ -12,6 +12,7 @@ import pytest
 import trio
 from attrs import evolve
 
+from tests.control.failing_storage import CutStorage, cut
 from tests.control.plane import ADA, TIMINGS, Gateway, Plane, now, open_plane
 from tests.control.scripted_node import ScriptedNode
 from tuneplane.domain.frames import CommandKind
@@ -143,6 +144,23 @@ async def test_control_plane_down_for_longer_than_every_deadline_fails_nothing(d
             for node in nodes:
                 await node.finish(node.started[0], 0)
             assert (await plane.wait_job(job)).state is J.SUCCEEDED
+
+
+async def test_silence_while_the_worker_cannot_reach_the_database_counts_for_nothing(database: str, tmp_path: Path) -> None:
+    """P-16, L-B9: the gateway saw it all; the judge did not, and watches a whole deadline once he can."""
+    async with open_plane(database, tmp_path, timings=SHORT) as plane, plane.gateway() as gateway:
+        storage = CutStorage(plane.storage)
+        async with plane.worker(storage=storage):  # type: ignore[arg-type]
+            nodes = [await come(plane, gateway) for _ in range(2)]
+            job = await plane.submit(nodes=2)
+            await plane.wait_job(job, J.RUNNING)
+            async with cut(storage):
+                nodes[1][1].cancel()
+                await trio.sleep(2 * SHORT.prepare_deadline)  # what the worker does not see
+            back = trio.current_time()
+            await nodes[0][0].wait_command(K.STOP)
+            assert trio.current_time() - back >= SHORT.prepare_deadline
+            assert (await plane.job(job)).attempts[0].reason_code == "member-silent"
 
 
 async def test_declared_lost_and_alive_after_all_is_stopped_when_it_returns(database: str, tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import pytest
 import trio
 from attrs import define, field
 
-from tests.web.support import Running, job_spec, make_app, open_server, open_site
+from tests.web.support import Running, job_spec, make_app, now, open_server, open_site
 from tests.web.world import drive, make_fleet, place_job, ready_node
+from tuneplane.domain import codec
 from tuneplane.domain.ids import JobId
+from tuneplane.domain.jobspec import JobSpec
 from tuneplane.domain.launch_table import MemberPhase
 from tuneplane.web.console import show_size
 from tuneplane.web.routes import ROUTES
@@ -70,6 +72,32 @@ async def test_names_and_reasons_of_strangers_are_escaped(database: str) -> None
             assert "<script>alert" not in html
         html = await (await client.get("/fleets", headers={"Authorization": f"Bearer {running.admin_token}"})).get_data(as_text=True)
         assert "&lt;script&gt;alert(1)" in html
+
+
+async def test_job_page_offers_another_attempt_of_what_failed_and_names_whom_it_waits_for(database: str) -> None:
+    """P-11: a held job says for whom; interfaces.md: a failed one can be tried again, a stopped one cannot."""
+    async with open_site(database) as running:
+        node, epoch = await ready_node(running, await make_fleet(running))
+        client = make_app(running).test_client()
+        caller = await running.api.accounts.user_of_token(running.admin_token)
+
+        async def page(job: JobId) -> str:
+            answer = await client.get(f"/jobs/{job}", headers={"Authorization": f"Bearer {running.admin_token}"})
+            return str(await answer.get_data(as_text=True))
+
+        spec = codec.decode(JobSpec, job_spec())
+        jobs = [(await running.api.jobs.submit(caller, spec)).id for _ in range(2)]
+        members = [await place_job(running, job, node) for job in jobs]
+        for member in members:
+            await drive(running, node, epoch, member, P.PREPARED, P.RUNNING)
+        await drive(running, node, epoch, members[0], P.TERMINATED, exit_code=1, cleaned=True)
+        assert f"POST /api/jobs/{jobs[0]}/retry?after=1" in await page(jobs[0])
+        await running.storage.close_session(node, epoch, "cut", now())
+        stopping = await running.storage.request_stop(jobs[1], caller.username, now())
+        assert not stopping.ended_at
+        text = await page(jobs[1])
+        assert f"{members[1]} is held by Node {node}, silent since" in text
+        assert "/retry" not in text
 
 
 async def test_user_sees_no_buttons_that_would_be_refused(database: str) -> None:
