@@ -39,6 +39,8 @@ from .member_actors import Answered, arrival
 log = logging.getLogger(__name__)
 
 RESEND_POLLS = 5  # a report without acknowledgement is sent again after that many poll intervals
+TELL_AGAIN_SECONDS = 600.0  # an end for the same reason: who reads the log of a day still sees that it goes on
+MOST_CODES = 16  # remembered; a gateway may make up more, and then some are told too often
 SETTLED = frozenset({"credential-unknown", "credential-revoked", "credential-expired", "node-removed", "protocol-version"})
 
 
@@ -83,7 +85,7 @@ class SessionActor(Actor):
     dial: Dial
     _link: NodeLink | None = None
     _acknowledged: dict[MemberId, int] = field(factory=dict)  # of this session, by reported revision
-    _last_code: str = ""
+    _told: dict[str, float] = field(factory=dict)  # codes of ends, and when the log told of each
 
     async def run(self, context: Context) -> None:
         patience = Patience(self.core.timings)
@@ -92,20 +94,26 @@ class SessionActor(Actor):
             while True:
                 begun = trio.current_time()
                 ended = await self._hold_session(context)
+                lived = trio.current_time() - begun
                 wait = patience.next_wait(
                     context.system.random.random(),
-                    lived_seconds=trio.current_time() - begun,
+                    lived_seconds=lived,
                     asked_seconds=ended.retry_after_seconds,
                     settled=ended.code in SETTLED,
                 )
-                self._note_end(ended, wait)
+                self._note_end(ended, lived, wait)
                 await trio.sleep(wait)
 
-    def _note_end(self, ended: SessionEnded, wait: float) -> None:
-        """One line when the reason changes; a gateway that stays away does not fill the log (L-B15)."""
-        level = logging.DEBUG if ended.code == self._last_code else logging.WARNING
+    def _note_end(self, ended: SessionEnded, lived: float, wait: float) -> None:
+        """One line a reason, and again after a while; reasons that take turns do not fill the log either (L-B15)."""
+        now = trio.current_time()
+        if lived >= self.core.timings.reconnect_most or len(self._told) >= MOST_CODES:
+            self._told.clear()
+        fresh = ended.code not in self._told or now - self._told[ended.code] >= TELL_AGAIN_SECONDS
+        if fresh:
+            self._told[ended.code] = now
+        level = logging.WARNING if fresh else logging.DEBUG
         log.log(level, "no session with %s: %s; dialling again in %.1f s", self.dial.target, ended, wait)
-        self._last_code = ended.code
 
     async def _hold_session(self, context: Context) -> SessionEnded:
         async def body(link: NodeLink) -> None:
@@ -151,7 +159,6 @@ class SessionActor(Actor):
             link.close("journal-failed", f"the session's epoch cannot be journalled: {error}")
             return
         self._raise_alarm()
-        self._last_code = ""
         self._acknowledged.clear()
         self._link = link
         log.info("session %d with %s", link.welcome.session_epoch, link.peer)
