@@ -49,6 +49,10 @@ REFUSED = [
     ({"runtime": {"image": "--privileged"}}, "spec.runtime.image"),
     ({"orchestrator": "ray"}, "spec.runtime.ray_version"),
     ({"orchestrator": "ray", "runtime": {"image": "a", "ray_version": ">=2"}}, "spec.runtime.ray_version"),
+    (
+        {"orchestrator": "ray", "runtime": {"image": "a", "ray_version": "2.60.0"}, **_pool(memory_gb=0.9)},
+        "spec.resources.pools[0].memory_gb",
+    ),
     (_pool(nodes=0), "spec.resources.pools[0].nodes"),
     (_pool(gpus_per_node=1, memory_gb=1), "spec.resources.pools[0].cpus"),
     (_pool(gpus_per_node=1, cpus=1), "spec.resources.pools[0].memory_gb"),
@@ -86,6 +90,13 @@ def test_job_spec_what_this_version_cannot_do_is_refused_by_name(changes: dict, 
     with pytest.raises(InvalidInput, match="not supported") as caught:
         check_supported(_spec(changes).spec)
     assert caught.value.field == field
+
+
+def test_job_spec_ray_of_an_exact_version_is_taken() -> None:
+    """R-LCH-09."""
+    spec = _spec({"orchestrator": "ray", "runtime": {"image": "a", "ray_version": "2.60.0"}})
+    check_job_spec(spec)
+    check_supported(spec.spec)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ MAX_RUNTIME_SECONDS = 366 * 86400.0
 SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGKILL"})
 ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*\Z")
 IMAGE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}\Z")
+RAY_MEMORY_LEAST = 10**9  # measured: a head of Ray 2.60 with one driver takes 500 MB before the first task runs
 EXACT_RAY = re.compile(r"^\d+\.\d+\.\d+\Z")
 
 
@@ -146,6 +147,10 @@ def check_job_spec(spec: JobSpec) -> None:
     _check_runtime(spec.spec)
     for number, pool in enumerate(spec.spec.resources.pools):
         _check_pool(pool, f"spec.resources.pools[{number}]")
+        if spec.spec.orchestrator is Orchestrator.RAY and memory_bytes(pool) < RAY_MEMORY_LEAST:
+            raise InvalidInput(
+                f"spec.resources.pools[{number}].memory_gb", "must be at least 1 for Ray, whose own processes take half of it"
+            )
     if not spec.spec.resources.pools:
         raise InvalidInput("spec.resources.pools", "at least one pool is needed")
     _check_network(spec.spec.resources.network)
@@ -244,7 +249,6 @@ def check_supported(body: JobBody) -> None:
         "spec.capsule": body.capsule is not None,
         "spec.volumes": bool(body.volumes),
         "spec.runtime.id": body.runtime.id is not None,
-        "spec.orchestrator": body.orchestrator is Orchestrator.RAY,
         "spec.resources.pools[0].series": any(pool.series is not None for pool in body.resources.pools),  # needs R-ENR-06
     }
     for at, present in unsupported.items():

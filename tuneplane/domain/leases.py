@@ -10,13 +10,17 @@ from __future__ import annotations
 from hashlib import sha256
 
 from .fleets import Node
-from .jobspec import Orchestrator
+from .jobspec import JobSpec, Orchestrator, cpu_millis
+from .ray import ray_ports
 
 SINGLES = 128  # single ports are taken from the top of the range, so that they do not cut up the blocks at its bottom
 
 
-def ports_needed(orchestrator: Orchestrator, rank: int) -> int:
-    """How many adjacent ports the member with ``rank`` leases: a process group meets on one port of rank 0."""
+def ports_needed(spec: JobSpec, rank: int) -> int:
+    """How many adjacent ports the member with ``rank`` leases: a process group meets on one port of rank 0, and every
+    member of a Ray gang needs a block."""
+    if spec.spec.orchestrator is Orchestrator.RAY:
+        return ray_ports(cpu_millis(spec.pool))
     return 1 if rank == 0 else 0
 
 

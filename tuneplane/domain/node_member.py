@@ -16,6 +16,7 @@ from .log_archive import with_note
 from .member_table import ENDED, HOLDING, REFUSALS, REPORTED, UNSEEN, MemberAction, MemberEvent, NodePhase, step
 from .node_ports import ContainerState, Life
 from .plan import MemberPlan, read_plan
+from .ray import plan_problem
 
 PROGRESS_TICKS = 1 << 16  # reported revisions are journalled ones times this, so that progress needs no write to be newer
 
@@ -291,6 +292,8 @@ def _why_unfit(plan: MemberPlan, command: Command, place: Place, grants: Grants,
         return Facts(reason_code="invalid-plan", reason_detail=f"the plan is for {plan.member} on Node {plan.node}")
     if "@sha256:" not in plan.image:
         return Facts(reason_code="invalid-plan", reason_detail=f"image {plan.image} is not pinned to a digest (R-LCH-06)")
+    if plan_problem(plan):
+        return Facts(reason_code="invalid-plan", reason_detail=plan_problem(plan))
     if plan.storage_root != grants.storage_root:
         detail = f"the plan's storage root is {plan.storage_root or 'unset'}, this Node's is {grants.storage_root or 'unset'} (R-ENR-11)"
         return Facts(reason_code="storage-root", reason_detail=detail)

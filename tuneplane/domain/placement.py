@@ -83,7 +83,7 @@ def place(spec: JobSpec, fleet: Fleet, nodes: list[Node], now: datetime, seed: s
 
 
 def _allocate(spec: JobSpec, node: Node, rank: int, seed: str) -> Allocation:
-    ports = lease_ports(node, ports_needed(spec.spec.orchestrator, rank), seed)
+    ports = lease_ports(node, ports_needed(spec, rank), seed)
     assert ports is not None  # place() keeps only Nodes with ports for any rank
     address = address_of(node, _interface(spec)) if spec.pool.nodes > 1 else LOOPBACK
     return Allocation(node=node.id, rank=rank, gpu_uuids=node.free_gpu_uuids[: spec.pool.gpus_per_node], ports=ports, address=address)
@@ -122,7 +122,7 @@ def _why_not(spec: JobSpec, fleet: Fleet, node: Node, now: datetime) -> Reason |
     short = _shortfall(spec, node, free=True)
     if short is not None:
         return short
-    ports = ports_needed(spec.spec.orchestrator, rank=0)
+    ports = ports_needed(spec, rank=0)
     if lease_ports(node, ports, "") is None:
         return Reason("no-free-port", f"Node {node.id} has no {ports} adjacent ports free in TUNEPLANE_NODE_PORT_RANGE", node.id)
     return None

@@ -119,12 +119,13 @@ def _meeting_point(plan: MemberPlan) -> dict[str, str]:
     if not plan.main_port:
         return {}
     named = {"NCCL_SOCKET_IFNAME": plan.interface, "GLOO_SOCKET_IFNAME": plan.interface} if plan.interface else {}
+    main = {"TUNEPLANE_MAIN_PROCESS_IP": plan.main_address, "TUNEPLANE_MAIN_PROCESS_PORT": str(plan.main_port), **named}
+    if plan.orchestrator == "ray":
+        return main  # main_port is Ray's own: a torch that took it for its MASTER_PORT would talk to the wrong server
     return {
-        "TUNEPLANE_MAIN_PROCESS_IP": plan.main_address,
-        "TUNEPLANE_MAIN_PROCESS_PORT": str(plan.main_port),
+        **main,
         "MASTER_ADDR": plan.main_address,
         "MASTER_PORT": str(plan.main_port),
         "NODE_RANK": str(plan.rank),
         "NNODES": str(plan.world),
-        **named,
     }

@@ -44,6 +44,7 @@ NOT_MENDED = {  # causes that a repeat cannot mend, and why
     "max-runtime": "the next attempt would be as long, and the limit is the same",
     "invalid-plan": "the next plan is made of the same job",
     "storage-root": "the machines see another storage root than the console names: that takes an operator",
+    "ray-version": "the next attempt runs the same image",
     **dict.fromkeys(BY_AN_OPERATOR, "an operator ended it, and it may still run"),
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from tuneplane.domain.frames import Progress
 from tuneplane.domain.ids import container_name
@@ -39,6 +39,7 @@ from tuneplane.domain.node_ports import (
     Refusal,
 )
 from tuneplane.domain.plan import MemberPlan, read_plan, workload_env
+from tuneplane.domain.ray import EXIT_REASONS, container_command, exit_reason
 
 from .core import NodeCore
 from .log_archive import archive_again, archive_log
@@ -129,7 +130,15 @@ async def do_look(core: NodeCore, record: NodeMember) -> Outcome:
     instance = await core.engine.instance()
     found = await find(core, record)
     await _confirm_instance(core, found, instance)
-    return _judged(core, record, found, instance)
+    return await _explained(core, record, _judged(core, record, found, instance))
+
+
+async def _explained(core: NodeCore, record: NodeMember, outcome: Outcome) -> Outcome:
+    """An end with an exit code of the Ray runner's own gets its reason."""
+    if outcome.event is not MemberEvent.FOUND_ENDED or outcome.facts.exit_code not in EXIT_REASONS:
+        return outcome
+    code, detail = exit_reason(await load_plan(core, record), outcome.facts.exit_code)
+    return evolve(outcome, facts=evolve(outcome.facts, reason_code=code, reason_detail=detail))
 
 
 async def _confirm_instance(core: NodeCore, found: ContainerState | None, instance: str) -> None:
@@ -286,7 +295,7 @@ def workload_spec(core: NodeCore, record: NodeMember, plan: MemberPlan) -> Conta
     return ContainerSpec(
         name=container_name(record.member),
         image=plan.image,
-        command=plan.command,
+        command=container_command(plan, PLAN_TARGET) if plan.orchestrator == "ray" else plan.command,
         labels=identity_labels(core, record),
         env=workload_env(plan),
         workdir=plan.workdir,

@@ -14,7 +14,9 @@ from tuneplane.domain.ids import MemberId
 from tuneplane.domain.node_member import NodeMember
 from tuneplane.domain.node_ports import EngineUnclear, Network, NetworkHidden, PullFailed, PullProgress
 from tuneplane.domain.plan import MemberPlan
+from tuneplane.domain.ray import RUNNER
 
+from . import ray_runner
 from .core import NodeCore
 from .files import write_durably
 from .storage_probe import StorageTrouble, make_output_directory
@@ -37,7 +39,7 @@ async def prepare(core: NodeCore, record: NodeMember, plan: MemberPlan) -> Unfit
     """Everything but containers. None: it is ready. Cancelled by a stop or the end of the hold at any point."""
     core.note_progress(record.member, Progress(phase="prepare"))
     data = await core.journal.plan(record.member)
-    await core.disk(lambda: write_plan(core.member_dir(record.member), data))
+    await core.disk(lambda: write_plan(core.member_dir(record.member), data, ray=plan.orchestrator == "ray"))
     try:
         if plan.storage_root:
             await make_output_directory(plan.storage_root, plan.output_dir)
@@ -118,8 +120,9 @@ class Teller:
             self.core.note_progress(self.member, Progress(phase="pull", done=progress.done_bytes, total=progress.total_bytes))
 
 
-def write_plan(directory: Path, data: bytes) -> None:
-    """The plan as the container sees it: readable by whatever user the image runs as, inside a private directory."""
+def write_plan(directory: Path, data: bytes, *, ray: bool = False) -> None:
+    """The plan, and for a Ray member its runner, as the container sees them: readable by whatever user the image runs as,
+    inside a private directory."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     visible = directory / "plan"
@@ -127,6 +130,8 @@ def write_plan(directory: Path, data: bytes) -> None:
     visible.chmod(0o755)
     (directory / NOTHING).mkdir(mode=0o755, exist_ok=True)
     write_durably(visible / "plan.json", data, mode=0o644, point="node.plan.write")
+    if ray:  # a copy, whatever the modes of our own installation and whenever an update replaces it
+        write_durably(visible / RUNNER, Path(ray_runner.__file__).read_bytes(), mode=0o644, point="node.plan.write")
 
 
 def remove_tree(directory: Path) -> None:
