@@ -27,6 +27,7 @@ from tuneplane.app.client import ApiClient, ClientError, Credentials
 from tuneplane.app.client_commands import follow_log
 
 from .images import busybox_image
+from .lab import Host
 from .podman import Podman, open_podman
 from .postgres import Postgres, open_postgres, private_directory
 from .process import WAIT_SECONDS, Process, Spawn, free_port, popen, wait_for
@@ -56,6 +57,7 @@ class WholeSystem:
     node_settings: dict[str, str]
     console_url: str
     relays: dict[str, Relay] = field(factory=dict)  # by the name of the Node that dials it
+    hosts: dict[str, Host] = field(factory=dict)  # by the name of the Node whose containers have that network
     spawn: Spawn = popen
     processes: dict[str, Process] = field(factory=dict)
     credentials: Credentials = field(init=False)  # of the first administrator
@@ -232,6 +234,8 @@ class WholeSystem:
             "TUNEPLANE_NODE_RUNTIME_SOCKET": str(self.podmans[name].socket),
             "TUNEPLANE_NODE_PORT_RANGE": f"{first}-{first + PORTS_A_NODE - 1}",
         }
+        if name in self.hosts:
+            place["TUNEPLANE_NODE_ADDRESS"] = self.hosts[name].address
         return {**place, "TUNEPLANE_NODE_GATEWAY": self.relays[name].address} if name in self.relays else place
 
     def id_of(self, name: str) -> str:
@@ -257,12 +261,23 @@ class WholeSystem:
 
 @contextmanager
 def open_system_of_processes(
-    *, factor: str = FACTOR, node: bool = True, spawn: Spawn = popen, nodes: int = 1, gateways: int = 1, workers: int = 1
+    *,
+    factor: str = FACTOR,
+    node: bool = True,
+    spawn: Spawn = popen,
+    nodes: int = 1,
+    gateways: int = 1,
+    workers: int = 1,
+    hosts: tuple[Host, ...] = (),
 ) -> Iterator[WholeSystem]:
-    """Everything up, the first administrator signed in, Fleet ``lab`` with ``nodes`` ready Nodes (unless ``node`` is False)."""
+    """Everything up, the first administrator signed in, Fleet ``lab`` with ``nodes`` ready Nodes (unless ``node`` is False).
+
+    ``hosts``: networks for the containers of the first Nodes, instead of this machine's own.
+    """
     with ExitStack() as stack:
         directory = stack.enter_context(private_directory("tp-e2e-"))
-        system = _compose(stack, directory, factor, spawn, nodes, gateways, workers)
+        at = dict(zip(numbered("node", nodes), hosts, strict=False))
+        system = _compose(stack, directory, factor, spawn, at, nodes, gateways, workers)
         stack.callback(_end_all, system)
         system.start(*system.processes)
         admin = json.loads((directory / "data" / "admin.json").read_text())
@@ -285,12 +300,16 @@ def numbered(name: str, count: int) -> list[str]:
     return [name, *(f"{name}{number}" for number in range(2, count + 1))]
 
 
-def _compose(stack: ExitStack, directory: Path, factor: str, spawn: Spawn, nodes: int, gateways: int, workers: int) -> WholeSystem:
+def _compose(
+    stack: ExitStack, directory: Path, factor: str, spawn: Spawn, hosts: dict[str, Host], nodes: int, gateways: int, workers: int
+) -> WholeSystem:
     postgres = stack.enter_context(open_postgres())
     storage_root = directory / "storage"
     storage_root.mkdir(mode=0o755)
     dsn = stack.enter_context(postgres.fresh_database())
-    podmans = {name: stack.enter_context(open_podman(Path(tempfile.gettempdir()))) for name in numbered("node", nodes)}
+    place = Path(tempfile.gettempdir())
+    spaces = {name: hosts[name].netns if name in hosts else None for name in numbered("node", nodes)}
+    podmans = {name: stack.enter_context(open_podman(place, netns=netns)) for name, netns in spaces.items()}
     console = free_port()
     listens = {name: free_port() for name in numbered("gateway", gateways)}
     common = {"TUNEPLANE_STORAGE_ROOT": str(storage_root), "TUNEPLANE_TIMINGS_FACTOR": factor}
@@ -304,6 +323,7 @@ def _compose(stack: ExitStack, directory: Path, factor: str, spawn: Spawn, nodes
         settings={**common, **_control_settings(directory, dsn, console, listens["gateway"])},
         node_settings={**common, **_node_settings(directory, podmans["node"])},
         console_url=f"https://127.0.0.1:{console}",
+        hosts=hosts,
         spawn=spawn,
     )
     if gateways > 1:
