@@ -12,7 +12,9 @@ from tests.nodeside.harness import TestNode, commit, make_plan, open_node, prepa
 from tests.support.podman import Podman
 from tuneplane.domain.frames import Progress
 from tuneplane.domain.member_table import NodePhase
+from tuneplane.domain.node_member import observation
 from tuneplane.domain.plan import MemberPlan
+from tuneplane.wire.node_codec import decode_node_frame, encode_node_frame
 
 pytestmark = pytest.mark.container
 
@@ -41,7 +43,9 @@ async def test_grace_goes_on_over_restarts_of_the_daemon_and_the_signal_is_sent_
         await node.send(stop(plan, grace_seconds=GRACE_SECONDS))
         record = await node.until(plan.member, lambda record: bool(record.grace_boot_id))
         began = time.monotonic()
-        assert node.core.progress[plan.member].progress == Progress(phase="stop-unconfirmed")
+        told = observation(record, node.core.place(), node.core.progress[plan.member].progress, 1)
+        frame = decode_node_frame(encode_node_frame(told))  # a gateway takes it
+        assert frame.progress == Progress(phase="stop-unconfirmed")
     for _ in range(2):
         async with open_node(tmp_path / "state", podman, storage_root=str(root)) as node:
             await node.until(plan.member, lambda now: now.revision > record.revision)
