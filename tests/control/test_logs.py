@@ -10,7 +10,7 @@ import trio
 
 from tests.control.plane import ADA, Gateway, Plane, now, open_plane
 from tests.control.scripted_node import ScriptedNode
-from tuneplane.control.followers import MAX_FOLLOWERS
+from tuneplane.control import followers
 from tuneplane.domain.errors import Refused
 from tuneplane.domain.frames import LOG_CHUNK_BYTES, LogChunk, LogPiece, LogQuery
 from tuneplane.domain.ids import JobId, MemberId, NodeId
@@ -103,17 +103,22 @@ async def test_follow_a_slow_reader_gets_gap_marks_and_holds_nobody_else(databas
             assert lost > 0
 
 
-async def test_read_beyond_the_bound_of_a_node_is_refused_in_words(database: str, tmp_path: Path) -> None:
+async def test_follow_beyond_the_bound_of_a_node_is_refused_in_words_and_a_bounded_read_is_not(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-SES-07: followers have their own capacity, and bounded reads theirs."""
+    most = 8
+    monkeypatch.setattr(followers, "MAX_LOG_FOLLOWS", most)
     async with open_plane(database, tmp_path) as plane, plane.gateway() as gateway, plane.worker():
         node, job = await _running(plane, gateway)
         async with trio.open_nursery() as nursery:
-            for _ in range(MAX_FOLLOWERS):
+            for _ in range(most):
                 await nursery.start(_hold, plane, _query(node, job, follow=True))
-            (refused,) = await _read(plane, _query(node, job))
+            (refused,) = await _read(plane, _query(node, job, follow=True))
             assert "try again later" in refused.error
+            assert (await _read(plane, _query(node, job)))[0].data == node.log
             nursery.cancel_scope.cancel()
-        await node.wait_for(lambda node: len(node.cancels) == MAX_FOLLOWERS, "every cancel")
-        assert (await _read(plane, _query(node, job)))[0].data == node.log
+        await node.wait_for(lambda node: len(node.cancels) == most, "every cancel")
 
 
 # ---------------------------------------------------------------- helpers

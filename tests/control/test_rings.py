@@ -8,10 +8,10 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneplane.control.followers import MAX_FOLLOWERS, Followers
+from tuneplane.control.followers import Followers
 from tuneplane.control.rings import MAX_PIECES, MAX_READ_BYTES, Ring, ring_bytes
 from tuneplane.domain.errors import Refused
-from tuneplane.domain.frames import LogCancel, LogChunk, LogPiece, LogQuery
+from tuneplane.domain.frames import MAX_LOG_READS, LogCancel, LogChunk, LogPiece, LogQuery
 from tuneplane.domain.ids import MemberId, NodeId
 
 
@@ -115,7 +115,7 @@ def test_followers_one_reader_s_chunks_are_not_another_s() -> None:
 
 def test_followers_beyond_the_bound_are_refused() -> None:
     followers = Followers()
-    for _ in range(MAX_FOLLOWERS):
+    for _ in range(MAX_LOG_READS):
         followers.open(_query(), Ring(limit=1))
     with pytest.raises(Refused, match="try again later"):
         followers.open(_query(), Ring(limit=1))
@@ -134,7 +134,7 @@ def test_followers_an_abandoned_read_is_cancelled_once_and_its_chunks_are_droppe
 
 def test_followers_a_read_that_ended_frees_its_place() -> None:
     followers = Followers()
-    for _ in range(MAX_FOLLOWERS * 2):
+    for _ in range(MAX_LOG_READS * 2):
         read = followers.open(_query(), Ring(limit=1))
         followers.arrived(_chunk(0, b"", request=read.request, end=True))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.nodeside.harness import make_plan, open_node, run_to_end
 from tests.support.podman import Podman
-from tuneplane.domain.node_ports import ContainerState, EngineRefused, EngineUnclear, Life, Refusal
+from tuneplane.domain.node_ports import ContainerState, EngineRefused, EngineUnclear, Life, LogRotated, Refusal
 from tuneplane.nodeside.capture import ROTATED, Capture
 from tuneplane.nodeside.engine_http import Demux
 from tuneplane.nodeside.engine_logfile import Unwrap, open_log_file
@@ -58,7 +58,7 @@ async def test_log_file_that_is_replaced_raises_and_one_that_is_removed_goes_on(
     with trio.move_on_after(0.2):
         await anext(file)
     path.write_bytes(wrapped([(b"two", True)]))
-    with pytest.raises(EngineUnclear, match="replaced"):
+    with pytest.raises(LogRotated, match="replaced"):
         await anext(file)
     file.close()
     assert open_log_file(tmp_path / "none", follow=False) is None

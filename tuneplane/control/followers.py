@@ -5,11 +5,9 @@ from __future__ import annotations
 from attrs import define, field
 
 from tuneplane.domain.errors import Refused
-from tuneplane.domain.frames import LogCancel, LogChunk, LogQuery, LogRead
+from tuneplane.domain.frames import MAX_LOG_FOLLOWS, MAX_LOG_READS, LogCancel, LogChunk, LogQuery, LogRead
 
 from .rings import MAX_READ_BYTES, Ring
-
-MAX_FOLLOWERS = 16  # reads of one Node at once: they share its credit, and each may hold a ring of some MiB
 
 
 @define
@@ -17,14 +15,16 @@ class Followers:
     """Owned by the session. All methods are synchronous."""
 
     _rings: dict[int, Ring] = field(factory=dict, init=False)
+    _bounded: set[int] = field(factory=set, init=False)  # of the rings, those of bounded reads
     _last: int = field(default=0, init=False)
 
     def open(self, query: LogQuery, ring: Ring) -> LogRead:
         """Register ``ring`` and answer the frame that asks the Node. Refused(code="too-many-readers") beyond the bound."""
-        if len(self._rings) >= MAX_FOLLOWERS:
-            raise Refused("too-many-readers", f"Node {query.node} already serves {MAX_FOLLOWERS} log readers; try again later")
+        self._check_room(query)
         self._last += 1
         self._rings[self._last] = ring
+        if not query.follow:
+            self._bounded.add(self._last)
         return LogRead(
             request=self._last,
             member=query.member,
@@ -40,16 +40,28 @@ class Followers:
         if ring is not None:
             ring.put(chunk)
             if ring.ended:
-                del self._rings[chunk.request]
+                self._drop(chunk.request)
 
     def sweep(self) -> list[LogCancel]:
         """Forget the reads whose readers are gone; the frames that end them at the Node."""
         gone = [request for request, ring in self._rings.items() if ring.abandoned]
         for request in gone:
-            del self._rings[request]
+            self._drop(request)
         return [LogCancel(request=request) for request in gone]
 
     def end_all(self, error: str) -> None:
         for ring in self._rings.values():
             ring.end(error)
         self._rings.clear()
+        self._bounded.clear()
+
+    def _check_room(self, query: LogQuery) -> None:
+        bounded = len(self._bounded)
+        have, most = (len(self._rings) - bounded, MAX_LOG_FOLLOWS) if query.follow else (bounded, MAX_LOG_READS)
+        if have >= most:
+            what = "followers of logs" if query.follow else "log reads"
+            raise Refused("too-many-readers", f"Node {query.node} already serves {most} {what}; try again later")
+
+    def _drop(self, request: int) -> None:
+        del self._rings[request]
+        self._bounded.discard(request)

@@ -20,7 +20,9 @@ from .roster import Entry, Roster
 from .session import OpenLog
 
 ADDRESS_QUESTIONS = 8  # only the presence asks, once a renewal
-MAX_READS = 256  # of one gateway at once: their rings are its only large memory
+# Of one gateway at once; their rings are its only large memory, each kind 256 MiB at most, if every reader is stuck.
+MAX_FOLLOWS = 512
+MAX_READS = 60
 OPEN_SECONDS = 10.0  # for a place among the Node's readers and in its reply lane
 
 
@@ -39,7 +41,7 @@ class Relay(Actor):
     published_host: str
     tls: ssl.SSLContext
     roster: Roster
-    _reads: int = field(default=0, init=False)
+    _open: dict[bool, int] = field(factory=lambda: {True: 0, False: 0}, init=False)  # by whether they follow
     _listening: Listening = field(factory=Listening, init=False)
 
     async def on_start(self, context: Context) -> None:
@@ -60,15 +62,15 @@ class Relay(Actor):
         if entry is None:
             yield _refusal(f"Node {query.node} is not connected to this gateway")
             return
-        if self._reads >= MAX_READS:
-            yield _refusal(f"this gateway already serves {MAX_READS} log readers; try again later")
+        if self._open[query.follow] >= (MAX_FOLLOWS if query.follow else MAX_READS):
+            yield _refusal(f"this gateway already serves {self._open[query.follow]} log readers of this kind; try again later")
             return
-        self._reads += 1
+        self._open[query.follow] += 1
         try:
             async with _read(entry, query) as pieces:
                 yield pieces
         finally:
-            self._reads -= 1
+            self._open[query.follow] -= 1
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 from tuneplane.domain.frames import LOG_CHUNK_BYTES, LogChunk, LogPiece, LogQuery
 
 MAX_READ_BYTES = 4 << 20  # the most that one bounded read may ask for (R-LCH-13); the reader holds it in memory too
-FOLLOW_BYTES = 1 << 20  # what a follower may lag behind: seconds of a chatty job
+FOLLOW_BYTES = 256 << 10  # what a follower may lag behind: seconds of a chatty job; a stuck one holds it for ever
 MAX_PIECES = 4096  # a Node whose chunks are tiny or empty is bounded too; 4 MiB of whole chunks are 64
 SLACK_BYTES = 4 * LOG_CHUNK_BYTES  # a Node may round a read up to whole chunks
 

@@ -19,6 +19,8 @@ WIRE_PROTOCOL = 1
 MAX_FRAME_BYTES = 1 << 20  # wire-notes: the receiver refuses a longer message after its prefix
 LOG_CHUNK_BYTES = 64 * 1024  # a quarter of the credit: larger chunks halve throughput (wire-notes, section 3)
 LOG_CREDIT_BYTES = 256 * 1024  # per Node: bounds how many log bytes can be ahead of a stop
+MAX_LOG_FOLLOWS = 256  # of one Node at once; each holds a ring at the gateway and one chunk at the Node
+MAX_LOG_READS = 32  # bounded reads of one Node at once: a capacity of their own, so that followers do not use it up (R-SES-07)
 
 
 class Lane(IntEnum):

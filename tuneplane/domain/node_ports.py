@@ -33,6 +33,10 @@ class EngineUnclear(TuneplaneError):
     code = "engine-unclear"
 
 
+class LogRotated(EngineUnclear):
+    """The log that was being read was replaced or emptied: output may have been lost, and what is there now is new."""
+
+
 class Refusal(str, Enum):
     NAME_TAKEN = "name-taken"
     NO_IMAGE = "no-image"
@@ -172,7 +176,7 @@ class Engine(Protocol):
         ``follow`` goes on until the container ends, but may break off before the last byte (Podman does). Without it
         the stream holds all there is.
 
-        EngineRefused NO_CONTAINER; EngineUnclear when the stream breaks off.
+        EngineRefused NO_CONTAINER; EngineUnclear when the stream breaks off, LogRotated when it was replaced under us.
         """
 
 

@@ -10,8 +10,9 @@ Long-lived tasks, all in the tree of :func:`.daemon.node_root`:
 | one driver per member that has something left to do, and one log capture while it runs | pool ``members`` | none; a coalesced signal |
 | the steward: journals and answers commands | ``node`` | ``stops`` 256, ``commands`` 256 |
 | the inventory's look, every ``inventory_confirm`` seconds | ``node`` | none; the newest survey on the board |
-| the session: dial, receive, report, resend, confirm inventory, at most 64 log reads | ``node`` | ``answers`` 512, the link's lanes |
+| the session: dial, receive, report, resend, confirm inventory; its log reads | ``node`` | ``answers`` 512, the link's lanes |
 
-The outbox of reports is a set of members. Blocking work runs on three threads at most, one for each of journal, logs and
-other small files; the storage root is only ever touched by child processes with a deadline.
+A session answers at most 256 followed and 32 bounded log reads. The outbox of reports is a set of members. Blocking work
+runs on three threads at most, one for each of journal, logs and other small files; the storage root is only ever touched by
+child processes with a deadline.
 """

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import trio
 from attrs import define, field
 
-from tuneplane.domain.node_ports import Engine, EngineDown, EngineRefused, EngineUnclear, Life, Refusal
+from tuneplane.domain.node_ports import Engine, EngineDown, EngineRefused, EngineUnclear, Life, LogRotated, Refusal
 
 from .logs import MemberLog
 
@@ -47,6 +47,8 @@ class Capture:
                 if error.kind is Refusal.NO_CONTAINER:
                     await self.log.finish()  # noqa: ASYNC120 - cancelled, the next capture finds it gone as well
                     return
+            except LogRotated:
+                wait = RETRY_FIRST_SECONDS  # the sooner, the less is lost to the next rotation
             except (EngineDown, EngineUnclear, OSError):  # an engine restart, or a full disk: what is there stays, go on later
                 pass
             await trio.sleep(wait)
@@ -59,8 +61,17 @@ class Capture:
         with trio.CancelScope() as scope:
             self._following = scope if running else None
             async with self.engine.open_logs(self.container, follow=running) as pieces:
-                await self._copy(pieces)
+                await self._copy_or_mark(pieces)
         return not running
+
+    async def _copy_or_mark(self, pieces: AsyncIterator[bytes]) -> None:
+        """Copy; where the engine has rotated its log away, say so in ours, and let the next try begin anew from there."""
+        try:
+            await self._copy(pieces)
+        except LogRotated:
+            await self.log.append(ROTATED)  # noqa: ASYNC120 - cancelled, the next capture finds that it does not fit
+            await self.log.rebase()  # noqa: ASYNC120
+            raise
 
     def note_ended(self) -> None:
         """The container has ended. Podman may miss that while it begins to follow, and then follows for ever: a stream that
@@ -78,9 +89,7 @@ class Capture:
             if fresh:
                 await self.log.append(fresh)
         if seam.broken or seam.left:
-            await self.log.append(ROTATED)
-            await self.log.rebase()
-            raise EngineUnclear(f"the log of container {self.container[:12]} does not begin as it did")
+            raise LogRotated(f"the log of container {self.container[:12]} does not begin as it did")
 
 
 @define

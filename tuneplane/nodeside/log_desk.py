@@ -8,13 +8,12 @@ from contextlib import aclosing
 import trio
 from attrs import define, field
 
-from tuneplane.domain.frames import LogChunk, LogRead
+from tuneplane.domain.frames import MAX_LOG_FOLLOWS, MAX_LOG_READS, LogChunk, LogRead
 from tuneplane.wire.link import LinkClosed, NodeLink
 
 from .core import NodeCore
 from .logs import read_log
 
-MAX_READS = 64  # at once in a session; each holds one piece of 64 KiB while it waits for credit
 MAX_REFUSED = 64  # refusals on their way; a gateway that asks for still more hears nothing and gives its readers up by deadline
 
 
@@ -24,9 +23,9 @@ class LogDesk:
 
     core: NodeCore
     link: NodeLink
-    _open: dict[int, trio.CancelScope] = field(factory=dict)
-    _begun: deque[tuple[LogRead, trio.CancelScope]] = field(factory=deque)  # not yet started: at most MAX_READS
-    _refused: deque[int] = field(factory=deque)  # reads too many, to be told: at most MAX_REFUSED
+    _open: dict[int, tuple[LogRead, trio.CancelScope]] = field(factory=dict)  # each holds one piece while it waits for credit
+    _begun: deque[tuple[LogRead, trio.CancelScope]] = field(factory=deque)  # of them, those that are not yet started
+    _refused: deque[LogRead] = field(factory=deque)  # reads too many, to be told: at most MAX_REFUSED
     _news: trio.Event = field(factory=trio.Event)
 
     async def serve(self) -> None:
@@ -42,23 +41,23 @@ class LogDesk:
 
     def begin(self, request: LogRead) -> None:
         """Start to answer; a read too many is answered with an error."""
-        if len(self._open) < MAX_READS:
-            scope = self._open[request.request] = trio.CancelScope()
-            self._begun.append((request, scope))
+        if sum(read.follow is request.follow for read, _ in self._open.values()) < _most(request):
+            begun = self._open[request.request] = (request, trio.CancelScope())
+            self._begun.append(begun)
         elif len(self._refused) < MAX_REFUSED:
-            self._refused.append(request.request)
+            self._refused.append(request)
         self._news.set()
         self._news = trio.Event()
 
     def cancel(self, request: int) -> None:
         """The reader has gone."""
-        scope = self._open.get(request)
-        if scope is not None:
-            scope.cancel()
+        found = self._open.get(request)
+        if found is not None:
+            found[1].cancel()
 
-    async def _refuse(self, request: int) -> None:
-        text = f"this Node already answers {MAX_READS} log reads; try again"
-        await self._send_end(LogChunk(request=request, offset=0, data=b"", end=True, error=text))
+    async def _refuse(self, request: LogRead) -> None:
+        text = f"this Node already answers {_most(request)} log reads of this kind; try again"
+        await self._send_end(LogChunk(request=request.request, offset=0, data=b"", end=True, error=text))
 
     async def _send_end(self, chunk: LogChunk) -> None:
         try:
@@ -88,3 +87,7 @@ class LogDesk:
             async for piece in pieces:
                 chunk = LogChunk(request=request.request, offset=piece.offset, data=piece.data, gap=piece.gap, end=piece.end)
                 await self.link.send(chunk)
+
+
+def _most(request: LogRead) -> int:
+    return MAX_LOG_FOLLOWS if request.follow else MAX_LOG_READS
