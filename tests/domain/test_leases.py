@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.domain.strategies import EPOCH
 from tuneplane.domain.fleets import Budgets, Connection, Inventory, Node, NodeState
 from tuneplane.domain.ids import FleetId, NodeId
-from tuneplane.domain.leases import lease_ports
+from tuneplane.domain.leases import can_lease, lease_ports
 
 FIRST, LAST = 20000, 20039
 
@@ -40,6 +40,7 @@ def test_lease_finds_adjacent_free_ports_exactly_when_there_are_some(held: set[i
         assert leased[0] in free
         assert leased == tuple(range(leased[0], leased[0] + count))
     assert lease_ports(node(held), count, seed) == leased
+    assert can_lease(node(held), count) == bool(free)
 
 
 @given(st.integers(1, 5))

@@ -7,7 +7,9 @@ a retry (which is another attempt) proposes another one than the port that somet
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import sha256
+from itertools import chain
 
 from .fleets import Node
 from .jobspec import JobSpec, Orchestrator, cpu_millis
@@ -42,15 +44,24 @@ def lease_ports(node: Node, count: int, seed: str) -> tuple[int, ...] | None:
     return None
 
 
-def _starts(first: int, last: int, count: int, salt: int) -> list[int]:
+def can_lease(node: Node, count: int) -> bool:
+    """Whether :func:`lease_ports` finds some. Mostly at once: a held port stands in the way of ``count`` blocks at most."""
+    if node.inventory is not None:
+        budgets = node.inventory.budgets
+        blocks = budgets.port_last - budgets.port_first + 2 - count
+        if blocks > count * len(node.held_ports):
+            return True
+    return lease_ports(node, count, "") is not None
+
+
+def _starts(first: int, last: int, count: int, salt: int) -> Iterator[int]:
     """Every first port of a block, in the order of the search."""
     if count == 1:
-        window = list(range(last, max(first, last - SINGLES + 1) - 1, -1))
-        return _turned(window, salt) + list(range(window[-1] - 1, first - 1, -1)) if window else []
-    aligned = list(range(first, last - count + 2, count))
-    return _turned(aligned, salt) + list(range(first, last - count + 2))
+        singles = range(last, max(first, last - SINGLES + 1) - 1, -1)
+        return chain(_turned(singles, salt), range(last - SINGLES, first - 1, -1))
+    return chain(_turned(range(first, last - count + 2, count), salt), range(first, last - count + 2))
 
 
-def _turned(values: list[int], salt: int) -> list[int]:
+def _turned(values: range, salt: int) -> Iterator[int]:
     at = salt % len(values) if values else 0
-    return values[at:] + values[:at]
+    return chain(values[at:], values[:at])

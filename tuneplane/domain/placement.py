@@ -11,7 +11,7 @@ from .errors import Reason
 from .fleets import Capability, Fleet, FleetState, Node, readiness
 from .jobs import Allocation
 from .jobspec import JobSpec, WorkKind, cpu_millis, memory_bytes
-from .leases import lease_ports, ports_needed
+from .leases import can_lease, lease_ports, ports_needed
 from .plan import LOOPBACK
 from .reach import Peers, address_of, look_at_peers, why_no_interface, why_unreachable
 
@@ -123,7 +123,7 @@ def _why_not(spec: JobSpec, fleet: Fleet, node: Node, now: datetime) -> Reason |
     if short is not None:
         return short
     ports = ports_needed(spec, rank=0)
-    if lease_ports(node, ports, "") is None:
+    if not can_lease(node, ports):
         return Reason("no-free-port", f"Node {node.id} has no {ports} adjacent ports free in TUNEPLANE_NODE_PORT_RANGE", node.id)
     return None
 

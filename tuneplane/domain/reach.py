@@ -26,11 +26,7 @@ class Peers:
 
     interface: str | None
     holders: dict[str, tuple[NodeId, ...]]
-
-    @property
-    def one_machine(self) -> bool:
-        """All say that they are reached over loopback: several Nodes on one machine, as in a trial."""
-        return all(is_loopback(address) for address in self.holders if address)
+    one_machine: bool  # all say that they are reached over loopback: several Nodes on one machine, as in a trial
 
 
 def look_at_peers(nodes: list[Node], interface: str | None) -> Peers:
@@ -39,7 +35,7 @@ def look_at_peers(nodes: list[Node], interface: str | None) -> Peers:
         if node.connection.state == "connected":
             address = address_of(node, interface)
             holders[address] = (*holders.get(address, ()), node.id)
-    return Peers(interface, holders)
+    return Peers(interface, holders, all(is_loopback(address) for address in holders if address))
 
 
 def why_unreachable(node: Node, peers: Peers) -> Reason | None:
