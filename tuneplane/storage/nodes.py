@@ -255,5 +255,7 @@ async def _declare_lost(connection: Connection, node: NodeId, name: MemberId, by
     await withdraw(connection, name, (CommandKind.PREPARE, CommandKind.COMMIT), now)
     if await was_sent(connection, name):  # it may run still: should the machine come back, this waits for it
         await insert_stop(connection, name, DECLARED_LOST, now, again=True)
+    else:  # no machine has heard of it: nobody will confirm that there is nothing to clean
+        await connection.execute("UPDATE member SET cleaned = true WHERE id = $1", name)
     await note(connection, member["job_id"], now, "member.declared-lost", name, detail)
     await poke(connection, Topic.ATTEMPTS, Topic.JOBS, Topic.COMMANDS, Topic.CONSOLE)

@@ -46,5 +46,7 @@ def _declare_lost(book: Book, node: NodeId, name: MemberId, by: UserName, reason
     withdraw(book, name, UNANSWERED, now)
     if was_sent(book, name):
         insert_stop(book, name, DECLARED_LOST, now, again=True)
+    else:
+        book.members.put(name, evolve(book.members[name], cleaned=True))
     note(book, member.job, now, "member.declared-lost", name, detail)
     poke(book, Topic.ATTEMPTS, Topic.JOBS, Topic.COMMANDS, Topic.CONSOLE)
