@@ -15,8 +15,9 @@ import pytest
 import trio
 from attrs import evolve
 
-from tests.contract.histories import CARDS, JOBS, NODES, Act, History, Still, Trouble, TwinModel, build, plain
+from tests.contract.histories import CARDS, JOBS, NODES, History, Trouble, build
 from tests.contract.linearizer import Call, NotLinearizable, linearize
+from tests.contract.sequential import Act, Still, TwinModel, at_once, plain, said
 from tests.contract.storage_world import World, a_member
 from tests.sim.twin import Twin
 from tuneplane.bridge.loop import open_bridge
@@ -101,8 +102,6 @@ async def test_twin_is_explained_by_itself() -> None:
 
 
 def call(model: Twin, what: str, invoked: int, returned: int | None, result: object, act: Act) -> Call:
-    from tests.contract.histories import at_once, said
-
     return Call(0, what, invoked, returned, plain(result), apply=lambda _: at_once(said(act, model)))  # type: ignore[arg-type]
 
 
@@ -195,12 +194,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.contract.test_linearizable", description=__doc__)
     parser.add_argument("--histories", type=int, default=1000)
     parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no new history after that")
     asked = parser.parse_args()
     with open_postgres() as server:
         server.make_template()
         with server.fresh_database(TEMPLATE) as dsn:
             began = time.perf_counter()
-            histories, operations = trio.run(run_many, dsn, asked.start, asked.histories, 1e9)
+            histories, operations = trio.run(run_many, dsn, asked.start, asked.histories, asked.seconds)
             took = time.perf_counter() - began
     print(f"{histories} histories of {CLIENTS} clients explained: {histories / took:.1f} a second, {operations} operations")
 

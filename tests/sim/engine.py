@@ -148,7 +148,9 @@ class SimEngine:
         await self._do("pulling", lambda: self.machine.images.add(image))
 
     async def create(self, spec: ContainerSpec) -> str:
-        return await self._do(f"creating {spec.name}", lambda: self.machine.create(spec))
+        return await self._do(
+            f"creating {spec.name}", lambda: self.machine.create(spec), sent=lambda: self.machine.judge.create_sent(self.machine, spec)
+        )
 
     async def start(self, container: str) -> None:
         if self.life.alive:

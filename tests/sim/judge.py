@@ -9,11 +9,12 @@ import trio
 from attrs import define, field
 
 from tuneplane.domain.frames import CommandKind
-from tuneplane.domain.ids import MemberId, NodeId, OperationId, operation_id
+from tuneplane.domain.ids import AttemptId, MemberId, NodeId, OperationId, operation_id
 from tuneplane.domain.jobs import Claim
 from tuneplane.domain.launch_table import ENDED_PHASES, AttemptState, JobState, LaunchView, MemberPhase
 from tuneplane.domain.member_table import ENDED, NodePhase
-from tuneplane.domain.node_member import NodeMember
+from tuneplane.domain.node_member import LABEL_FENCE, LABEL_MEMBER, NodeMember
+from tuneplane.domain.node_ports import ContainerSpec
 from tuneplane.domain.timings import Timings
 from tuneplane.domain.verdict import DECLARED_LOST
 
@@ -21,7 +22,7 @@ from .fate import Fate
 from .machine import Container, SimMachine
 from .processes import CPU_MILLIS, MEMORY_BYTES, NodeDaemon
 from .twin import Book, Change, Database
-from .twin.rows import MemberRow
+from .twin.rows import AttemptRow, MemberRow
 
 HOLD_TOLERANCE_SECONDS = 30.0  # a poll, and the tries of a full disk
 
@@ -38,9 +39,12 @@ class Judge:
     starts: dict[MemberId, int] = field(factory=dict)
     orphaned: set[MemberId] = field(factory=set)  # their Node's journal was lost: nobody is left to confirm the clean-up
     declared: set[MemberId] = field(factory=set)  # lost, by an operator's word: it may run all the same
+    created: set[tuple[str, MemberId]] = field(factory=set)  # (journal, member): a create has left its daemon
+    committed_attempts: set[AttemptId] = field(factory=set)
     sent: set[MemberId] = field(factory=set)  # a request to start it has left its daemon
     ended: dict[tuple[str, MemberId], NodePhase] = field(factory=dict)  # (journal, member) -> how it ended there
 
+    highest_epochs: dict[NodeId, int] = field(factory=dict)  # of any session that the Node's journal knew
     seen_epochs: dict[NodeId, int] = field(factory=dict)  # when the database went back: the highest that each Node had seen
 
     @property
@@ -49,9 +53,9 @@ class Judge:
 
     def went_back(self) -> None:
         """The database is restored: from now on only P-07 is judged, for the rows do not know any more what is true."""
-        for node, daemon in self.daemons.items():
-            if daemon.core is not None:
-                self.seen_epochs[node] = max(daemon.core.journal.session_epoch, self.seen_epochs.get(node, 0))
+        for node in self.daemons:
+            self._look_at(node)
+        self.seen_epochs = dict(self.highest_epochs)
 
     # ------------------------------------------------ the daemons
 
@@ -72,6 +76,14 @@ class Judge:
             self.fate.judge(found.member not in self.sent, "P-03: a start of {} was sent a second time", found.member)
             self.sent.add(found.member)
 
+    def create_sent(self, machine: SimMachine, spec: ContainerSpec) -> None:
+        """R-LCH-02: a create, too, is sent once under a record; after that the driver looks."""
+        core = self.daemons[machine.node].core
+        if LABEL_FENCE not in spec.labels and core is not None:
+            key = (core.journal.journal_id, MemberId(spec.labels[LABEL_MEMBER]))
+            self.fate.judge(key not in self.created, "R-LCH-02: a create of {} was sent a second time", key[1])
+            self.created.add(key)
+
     def passing(self, process: str, name: str, moment: str) -> None:
         """A fault point is passed; of a journal, it is looked at first."""
         if moment == "before" and name.startswith("node.journal."):
@@ -87,6 +99,7 @@ class Judge:
         core = self.daemons[node].core
         if core is None:
             return
+        self.highest_epochs[node] = max(core.journal.session_epoch, self.highest_epochs.get(node, 0))
         for record in core.journal.members():
             key = (core.journal.journal_id, record.member)
             if record.phase in ENDED:
@@ -178,6 +191,9 @@ class Judge:
                 self._member_moved(before, change.after)
             elif change.table == "jobs" and change.after is not None:
                 self._job_moved(change.after)
+            elif isinstance(row := change.after, AttemptRow) and row.state is AttemptState.ENDED:
+                left = [one.id for one in self.book.members if one.attempt == row.id and one.phase not in ENDED_PHASES]
+                self.fate.judge(not left, "P-11: {} ended without evidence of {}", row.id, left)
             elif change.table == "holds" and change.after is None:
                 self._released(MemberId(str(change.key)))
             elif change.table == "commands" and change.before is None:
@@ -186,8 +202,11 @@ class Judge:
     def _written(self, name: str, changes: list[Change]) -> None:
         """P-05, P-06: who writes still had the right to."""
         asked = self.database.asked
-        if name == "advance" and changes and isinstance(claim := asked[0], Claim):
+        if name == "advance" and changes and not self.seen_epochs and isinstance(claim := asked[0], Claim):
             row = self.book.attempts[claim.attempt]
+            if asked[2] is AttemptState.COMMITTED:
+                self.fate.judge(row.id not in self.committed_attempts, "P-05: the commit of {} was decided twice", row.id)
+                self.committed_attempts.add(row.id)
             live = (claim.worker, claim.epoch) == (row.claim_worker, row.claim_epoch)
             self.fate.judge(live, "P-05: {} moved {}, which {} has claimed since", claim.worker, claim.attempt, row.claim_worker)
         if name in ("observe", "answer_command") and changes:
@@ -264,6 +283,7 @@ class Judge:
         here = {row.id for row in self.book.members if row.node == node}
         self.orphaned |= here
         self.ended = {key: phase for key, phase in self.ended.items() if key[1] not in here}
+        self.created = {key for key in self.created if key[1] not in here}
 
     def _may_lie(self, container: Container) -> bool:
         """Its journal is gone; or it was created, never started, long after its member was over and its fence forgotten:

@@ -102,6 +102,8 @@ class Watcher(Protocol):
     def start_sent(self, machine: SimMachine, container: str) -> None:
         """The request is on its way: whatever is answered, it may be executed."""
 
+    def create_sent(self, machine: SimMachine, spec: ContainerSpec) -> None: ...
+
     def started(self, machine: SimMachine, container: Container) -> None: ...
 
 

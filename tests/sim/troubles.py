@@ -148,10 +148,13 @@ class Troubles:
             self.fate.history.add("operator", "{} is declared lost", row.id)
 
     async def _restore_database(self) -> None:
-        """An operator puts a backup back: what was committed since has never been (P-07)."""
+        """An operator stops the control plane and puts a backup back: what was committed since has never been (P-07)."""
         backup = self.ground.database.book.backup()
         await sleep(self.fate.soon(20.0))
         self.fate.history.add("operator", "restores the database from a backup")
+        for name, process in self.processes.items():
+            if name.startswith(("worker", "gateway")):
+                process.crash("the database is put back")
         self.judge.went_back()
         self.ground.database.book.restore(backup)
 

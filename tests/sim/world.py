@@ -33,7 +33,7 @@ from .processes import FLEET, Gateway, Ground, NodeDaemon, Process, Steps, Worke
 from .stream import Network, installed
 from .troubles import Troubles
 from .twin import Database, Twin
-from .users import ADA, Users
+from .users import ADA, IMAGE, Users
 from .weather import Outages
 
 DISKS = Path("/dev/shm")  # journals live a second, and fsync there costs nothing
@@ -132,6 +132,8 @@ class World:
         daemon = NodeDaemon(node, self.ground, machine=machine, credential=credential)
         self.processes[node] = self.judge.daemons[node] = daemon
         self.judge.machines[node] = machine
+        if self.fate.focus.images:
+            machine.images.add(IMAGE)
         for number in range(self.fate.random.randint(0, 2)):
             machine.add_foreign(f"other-{number}")
 
