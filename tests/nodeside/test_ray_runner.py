@@ -50,21 +50,21 @@ def podman() -> Iterator[Podman]:
         yield opened
 
 
-def launch(podman: Podman, name: str, first: int, command: tuple[str, ...], world: int = 1, version: str = VERSION, **told: Any) -> None:
-    """A container of rank 0, as a Node makes it."""
+def launch(podman: Podman, name: str, first: int, command: tuple[str, ...], told: Any = None, head: int = 0, **said: Any) -> None:
+    """A container as a Node makes it: of a member whose head is at port ``head``, or of a head."""
     plan = attrs.evolve(
-        ray_plan(0),
+        ray_plan(1 if head else 0),
         address=LOOPBACK,
         main_address=LOOPBACK,
-        main_port=first,
+        main_port=head or first,
         ports=tuple(range(first, first + 64)),
-        world=world,
-        ray_version=version,
+        ray_version=said.get("version", VERSION),
+        world=said.get("world", 1),
         cpu_millis=2000,
         gpu_uuids=(),
         command=command,
     )
-    settings = json.dumps({**runner_settings(plan), **told})
+    settings = json.dumps({**runner_settings(plan), **(told or {})})
     runner = f"{ray_runner.__file__}:/tuneplane/plan/{RUNNER}:ro"
     program = json.dumps(["python3", f"/tuneplane/plan/{RUNNER}", settings, *command])
     options = ["--net=host", "--cpus=2", "-m=1g", "--memory-swap=1g", "--shm-size=512m", "-v", runner, "--entrypoint", program]
@@ -107,16 +107,20 @@ def test_runner_with_a_leased_port_in_use_names_it(podman: Podman) -> None:
 
 
 def test_runner_passes_signals_on_and_the_commands_own_end_counts(podman: Podman) -> None:
-    """A signal reaches the command; a command that ends its Ray, and then itself, is judged by its own exit code."""
-    launch(podman, "signal", FIRST + 200, ("python3", "-c", ENDS_RAY))
+    """A signal reaches the command; a command that ends its Ray, and then itself, is judged by its own exit code. The
+    member whose head is gone has nothing to say about that: it ends with 0. Both are on one machine, as in a trial."""
+    launch(podman, "signal", FIRST + 200, ("python3", "-c", ENDS_RAY), world=2)
+    launch(podman, "member", FIRST + 264, ("never",), head=FIRST + 200, world=2)
     wait_said(podman, "signal", f"ready {LOOPBACK}:{FIRST + 200}")
     podman.run("kill", "-s", "USR1", "signal")
     assert exit_code(podman, "signal") == 7
     assert "while the command was running" in logs(podman, "signal")
+    assert exit_code(podman, "member") == 0
+    assert "the head is gone" in logs(podman, "member")
 
 
 def test_runner_whose_peers_stay_away_names_them(podman: Podman) -> None:
-    launch(podman, "peers", FIRST + 300, ("true",), world=3, join_seconds=1.0)
+    launch(podman, "peers", FIRST + 400, ("true",), {"join_seconds": 1.0}, world=3)
     assert exit_code(podman, "peers") == ray_runner.PEERS_MISSING
     assert "waiting for rank 1, 2 to join" in logs(podman, "peers")
     assert "gave up after 1 s waiting for 3 members to join" in logs(podman, "peers")

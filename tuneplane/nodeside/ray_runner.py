@@ -231,9 +231,9 @@ class Runner:
 
     def stay(self) -> int:
         """Serve until the head is gone. A stop leaves the head its grace: its command may need this member to save."""
-        answered, refused, stopped, stop_by = time.monotonic(), 0, 0, float("inf")
+        answered, refused, stopped, stop_by, lost_by = time.monotonic(), 0, 0, float("inf"), float("inf")
         while True:
-            number = self.processes.wait(LOOK_SECONDS if stopped or refused else HEAD_LOOK_SECONDS)
+            number = self.processes.wait(LOOK_SECONDS if stopped or refused or lost_by < float("inf") else HEAD_LOOK_SECONDS)
             if number and not stopped:
                 stopped = number
                 stop_by = time.monotonic() + max(0.0, self.settings["grace_seconds"] - RAY_END_SECONDS - HEAD_ANSWER_SECONDS)
@@ -245,7 +245,9 @@ class Runner:
                 return SIGNALLED + stopped if stopped else 0
             if now >= stop_by:
                 raise Failed(SIGNALLED + stopped, f"stopped by {signal.Signals(stopped).name}")
-            if self.ray in self.processes.codes:
+            if self.ray in self.processes.codes:  # a head that ends may take it along before it is gone itself
+                lost_by = min(lost_by, now + HEAD_ANSWER_SECONDS)
+            if now >= lost_by:
                 raise Failed(LOST, f"Ray ended with {self.processes.codes[self.ray]} on this member. It printed last:\n{self.tail()}")
             if now - answered > HEAD_LOST_SECONDS:
                 raise Failed(LOST, f"the head could not be reached for {now - answered:.0f} s: {os.strerror(problem or 0)}")
