@@ -180,16 +180,22 @@ class Runner:
     # ---------------------------------------------------------------- rank 0
 
     def await_members(self) -> None:
-        """A short driver of our own asks Ray who has joined; it says whom it waits for."""
+        """A short driver of our own asks Ray who has joined, and says whom it waits for. One that asks too early may be ended
+        by Ray's own checks: then another one asks."""
         doing = f"waiting for {self.settings['world']} members to join"
-        arguments = json.dumps([self.settings["world"], self.settings["join_seconds"]])
+        while self.ask_for_members(doing) != 0:
+            if time.monotonic() < self.deadline:
+                continue
+            raise Failed(PEERS_MISSING, f"gave up after {self.settings['join_seconds']:g} s {doing}. Ray printed last:\n{self.tail()}")
+
+    def ask_for_members(self, doing: str) -> int:
+        arguments = json.dumps([self.settings["world"], max(0.0, self.deadline - time.monotonic())])
         command = [sys.executable, __file__, "--await", arguments]
         asker = self.processes.start(command, self.env(RAY_ADDRESS=self.settings["ray_address"]), self.output.fileno())
         while asker not in self.processes.codes:
             self.check_ray(doing)
             self.pause(LOOK_SECONDS, doing)
-        if self.processes.codes[asker] != 0:
-            raise Failed(PEERS_MISSING, f"gave up after {self.settings['join_seconds']:g} s {doing}. Ray printed last:\n{self.tail()}")
+        return self.processes.codes[asker]
 
     def run_command(self) -> int:
         try:
@@ -312,17 +318,19 @@ def await_ranks(world: int, seconds: float) -> int:
     words = os.dup(2)
     os.dup2(1, 2)  # what Ray has to say goes to the file
     ray = importlib.import_module("ray")
-    ends, told, missing = time.monotonic() + seconds, time.monotonic(), list(range(world))
+    ends, told, missing, grace = time.monotonic() + seconds, time.monotonic(), list(range(world)), HEAD_LOST_SECONDS
     while missing:
         with suppress(Exception):  # whatever it is, it is "not yet": the runner sees Ray itself end
             if not ray.is_initialized():
                 ray.init(log_to_driver=False, logging_level="ERROR")
             names = {name for node in ray.nodes() if node["Alive"] for name in node["Resources"]}
             missing = [rank for rank in range(world) if f"tuneplane_rank_{rank}" not in names]
-        if missing and time.monotonic() >= min(ends, told + SAY_SECONDS):
+            grace = 0.0  # for a Ray that could not be asked at all before time was up
+        over = time.monotonic() >= ends + grace
+        if missing and (over or time.monotonic() >= told + SAY_SECONDS):
             told = time.monotonic()
             say(f"waiting for rank {', '.join(map(str, missing))} to join", words)
-        if missing and told >= ends:
+        if missing and over:
             return 1
         time.sleep(LOOK_SECONDS)
     say(f"all {world} members have joined", words)
