@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.storage_world import GATEWAY, USER, OpenWorld, World, an_inventory
 from tuneplane.domain.errors import Fenced, NotFound, Refused
-from tuneplane.domain.fleets import EpochHold
+from tuneplane.domain.fleets import EpochHold, Stranger
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import JobId, MemberId, NodeId
 from tuneplane.domain.jobs import MemberRecord
@@ -235,3 +235,20 @@ async def test_stop_of_what_had_ended_says_so(open_world: OpenWorld) -> None:
         await world.storage.request_stop(JobId("job-b"), USER, world.now)
         told = {sent.command.member: sent.command.ended for sent in await world.send_all()}
         assert told == {MEMBER: True, MemberId("job-b-1-0"): False}
+
+
+async def test_card_of_a_stranger_is_occupied_until_it_is_gone(open_world: OpenWorld) -> None:
+    """P-07: neither offered nor held; the other cards of the Node are."""
+    async with open_world() as world:
+        await world.node(cards=("A", "B"))
+        stranger = Stranger(container="c1", name="tuneplane-job-x", member="job-x-1-0", gpu_uuids=("A",), cpu_millis=1000, memory_bytes=5)
+        await world.storage.record_inventory(N1, 1, an_inventory(("A", "B"), strangers=(stranger,)), "d", world.now)
+        node = await world.storage.get_node(N1, world.now)
+        assert node is not None
+        assert (node.free_gpu_uuids, node.strangers, node.inventory_healthy) == (("B",), (stranger,), True)
+        await world.submit()
+        assert not await world.place(cards=("A",))
+        assert await world.place(cards=("B",))
+        await world.storage.record_inventory(N1, 1, an_inventory(("A", "B")), "d", world.now)
+        await world.submit("job-b")
+        assert await world.place("job-b", cards=("A",))

@@ -23,6 +23,7 @@ from tuneplane.domain.fleets import (
     Inventory,
     Node,
     NodeState,
+    Stranger,
     readiness,
 )
 from tuneplane.domain.ids import FleetId, NodeId
@@ -243,3 +244,27 @@ def test_admission_counts_the_machines_that_a_gang_needs() -> None:
     assert admission_reasons(gang(1, interface="bond0"), LAB, nodes) == ()
     silent = attrs.evolve(nodes[1], inventory=attrs.evolve(nodes[1].inventory, interfaces=()))  # type: ignore[arg-type]
     assert admission_reasons(gang(2, interface="bond0"), LAB, [nodes[0], silent]) == ()
+
+
+def _with_strangers(node: Node, *strangers: Stranger) -> Node:
+    assert node.inventory is not None
+    return attrs.evolve(node, inventory=attrs.evolve(node.inventory, strangers=strangers))
+
+
+def test_place_counts_what_strangers_use_and_says_so() -> None:
+    """P-07: the rest of the machine stays usable."""
+    spec, fleet, node = gang(1), LAB, machine(1)
+    known = Stranger(container="c", name="tuneplane-x", member="x", gpu_uuids=(), cpu_millis=1000, memory_bytes=1)
+    assert isinstance(place(spec, fleet, [_with_strangers(node, known)], EPOCH), Placed)
+    greedy = attrs.evolve(known, cpu_millis=8000)
+    answer = place(spec, fleet, [_with_strangers(node, greedy)], EPOCH)
+    assert isinstance(answer, MustWait)
+    assert "1 strangers use some of it" in answer.reasons[0].detail
+
+
+def test_readiness_of_a_machine_with_a_stranger_of_unknown_size_says_which() -> None:
+    """P-07: what nobody can tell is not zero."""
+    unknown = Stranger(container="c", name="tuneplane-x", member="x", gpu_uuids=(), cpu_millis=None, memory_bytes=1)
+    ready = readiness(_with_strangers(machine(1), unknown), LAB, EPOCH)
+    assert not ready.value
+    assert "tuneplane-x" in ready.reasons[0]

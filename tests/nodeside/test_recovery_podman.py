@@ -32,7 +32,7 @@ from tuneplane.domain.member_table import ENDED, NodePhase
 from tuneplane.domain.node_member import LABEL_FENCE, LABEL_MEMBER
 from tuneplane.domain.plan import MemberPlan
 from tuneplane.nodeside.machine import LinuxMachine
-from tuneplane.nodeside.members import find_strangers
+from tuneplane.nodeside.strangers import find_strangers
 
 pytestmark = pytest.mark.container
 
@@ -189,12 +189,41 @@ async def test_container_that_a_lost_journal_knew_is_reported_and_only_a_stop_en
     async with open_node(tmp_path / "state", podman) as node:
         await start_running(node, plan)
     async with open_node(tmp_path / "other-state", podman) as node:
-        assert [plan.member in text for text in await find_strangers(node.core)] == [True]
+        [stranger], problems = await find_strangers(node.core)
+        assert (stranger.member, stranger.name, stranger.image) == (plan.member, container_name(plan.member), plan.image)
+        assert (stranger.gpu_uuids, stranger.cpu_millis, stranger.memory_bytes) == ((), plan.cpu_millis, plan.memory_bytes)
+        assert stranger.since is not None
+        assert problems == ()
         assert [c["State"] for c in podman.containers(f"{LABEL_MEMBER}={plan.member}")] == ["running"]
         await node.send(stop(plan))
         record = await node.until_clean(plan.member)
         assert record.phase is NodePhase.TERMINATED
     assert containers_of(podman, plan) == []
+
+
+async def test_containers_with_labels_like_ours_are_no_strangers_and_are_never_touched(tmp_path: Path, podman: Podman, image: str) -> None:
+    """L-C13: another Node's, one without our label, and one that has only a name like ours."""
+    labels = {
+        "other-node": (f"{LABEL_MEMBER}=job-x-1-0", "io.tuneplane.node=node-2"),
+        "no-node": (f"{LABEL_MEMBER}=job-x-1-0",),
+        "look-alike": ("io.tuneplane.node.x=node-1", "tuneplane.node=node-1"),
+        "tuneplane-job-x-1-0": (),
+        "ours-of-old": ("io.tuneplane.node=node-1", f"{LABEL_MEMBER}=job-y-1-0", "io.tuneplane.cpu-millis=-5"),
+    }
+    podman.run("pull", "-q", "--tls-verify=false", image)
+    for name, given in labels.items():
+        flags = [part for label in given for part in ("--label", label)]
+        podman.run("run", "-d", "--network=host", "--name", name, *flags, image, "sleep", "99")
+    async with open_node(tmp_path / "state", podman) as node:
+        [stranger], _ = await find_strangers(node.core)
+        assert (stranger.name, stranger.member, stranger.is_known) == ("ours-of-old", "job-y-1-0", False)
+        assert (stranger.gpu_uuids, stranger.cpu_millis) == (None, None)  # what its labels do not tell is unknown, not zero
+        plan = make_plan(image, ("true",))
+        await run_to_end(node, plan)
+        await node.send(forget(plan))
+        await node.until_gone(plan.member)
+    assert {c["State"] for c in podman.containers() if c["Names"][0] in labels} == {"running"}  # type: ignore[index]
+    podman.run("rm", "-f", "-t", "0", *labels)
 
 
 async def test_plan_that_no_longer_fits_the_journals_holds_is_a_tombstone(tmp_path: Path, podman: Podman, image: str) -> None:

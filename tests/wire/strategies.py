@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from tuneplane.domain.fleets import Budgets, EpochHold, Gpu, Interface, Inventory
+from tuneplane.domain.fleets import Budgets, EpochHold, Gpu, Interface, Inventory, Stranger
 from tuneplane.domain.frames import (
     Command,
     CommandAnswer,
@@ -56,6 +56,17 @@ addresses = st.ip_addresses().map(str)
 interfaces = st.builds(
     Interface, name=st.from_regex(r"[a-z][a-z0-9.@_-]{0,14}", fullmatch=True), addresses=st.lists(addresses, max_size=2).map(tuple)
 )
+strangers = st.builds(
+    Stranger,
+    container=st.just("") | ids,
+    name=texts,
+    member=texts,
+    image=texts,
+    since=st.none() | times,
+    gpu_uuids=st.none() | st.lists(ids, max_size=3).map(tuple),
+    cpu_millis=st.none() | counts,
+    memory_bytes=st.none() | counts,
+)
 inventories = st.builds(
     Inventory,
     hostname=texts,
@@ -70,6 +81,7 @@ inventories = st.builds(
     storage_root_seen=st.booleans(),
     budgets=budgets,
     problems=st.lists(texts, max_size=3).map(tuple),
+    strangers=st.lists(strangers, max_size=3).map(tuple),
     hold=st.none() | st.builds(EpochHold, id=ids, known_epoch=small, told_epoch=small, since=times),
     interfaces=st.lists(interfaces, max_size=3).map(tuple),
     route_address=st.just("") | addresses,

@@ -183,6 +183,17 @@ def test_inventory_of_a_node_from_before_interfaces_is_still_read() -> None:
     assert (report.inventory.budgets.port_first, report.inventory.gpus[0].uuid) == (20000, "GPU-0")
 
 
+def test_inventory_with_a_hold_and_strangers_is_still_read() -> None:
+    """Golden, P-07: a card that is unknown is not *no card*."""
+    report = decode_node_frame((Path(__file__).parents[1] / "golden" / "inventory-frame-2.bin").read_bytes())
+    assert isinstance(report, InventoryReport)
+    assert report.inventory.hold is not None
+    assert (report.inventory.hold.id, report.inventory.hold.known_epoch) == ("hold-1", 9)
+    known, old = report.inventory.strangers
+    assert (known.gpu_uuids, known.cpu_millis, known.is_known) == (("GPU-0",), 1000, True)
+    assert (old.gpu_uuids, old.cpu_millis, old.is_known) == (None, None, False)
+
+
 @pytest.mark.parametrize(
     ("inventory", "field"),
     [

@@ -28,7 +28,6 @@ def nodes_table(nodes: list[Row]) -> Table:
     table = _table("NODE", "FLEET", "ADDRESS", "CONNECTION", "SCHEDULING", "CPUS", "MEMORY", "GPUS", "READY")
     for node in nodes:
         capacity = node.get("capacity") or {}
-        ready = node["ready"]
         table.add_row(
             node["id"],
             node["fleet"],
@@ -38,9 +37,19 @@ def nodes_table(nodes: list[Row]) -> Table:
             _share(capacity, "cpu_millis", 1000.0, ""),
             _share(capacity, "memory_bytes", 1e9, " GB"),
             _share(capacity, "gpus", 1.0, ""),
-            Text("yes", "green") if ready["value"] else Text("no: " + "; ".join(ready["reasons"]), "yellow"),
+            _ready(node),
         )
     return table
+
+
+def _ready(node: Row) -> Text:
+    """Whether it takes work and why not, and what an operator should look at either way (P-07, R-LCH-05)."""
+    ready = node["ready"]
+    strange = (node.get("inventory") or {}).get("strangers") or []
+    notes = [f"stranger {one['name']} ({one['container'][:12] or 'no container'}, member {one['member'] or '?'})" for one in strange]
+    notes += node.get("violations") or []
+    text = "yes" if ready["value"] else "no: " + "; ".join(ready["reasons"])
+    return Text("; ".join([text, *notes]), "green" if ready["value"] and not notes else "yellow")
 
 
 def _reached(node: Row) -> str:

@@ -11,6 +11,7 @@ from attrs import asdict, evolve, field, frozen
 from tuneplane.domain.addresses import is_numeric
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused
 from tuneplane.domain.fleets import (
+    MOST_STRANGERS,
     Budgets,
     Capacity,
     Connection,
@@ -24,6 +25,7 @@ from tuneplane.domain.fleets import (
     Node,
     NodeState,
     Readiness,
+    Stranger,
     readiness,
 )
 from tuneplane.domain.frames import WIRE_PROTOCOL
@@ -91,6 +93,7 @@ class InventoryAnswer:
     storage_root_seen: bool
     budgets: Budgets
     problems: tuple[str, ...]
+    strangers: tuple[Stranger, ...]  # what runs there, is ours, and is not known
     hold: EpochHold | None  # the Node holds our commands until an operator accepts this (P-07)
     interfaces: tuple[Interface, ...]
     route_address: str
@@ -318,6 +321,8 @@ def _check_inventory(inventory: Inventory) -> None:
     if len(inventory.gpus) > MOST_GPUS:
         raise InvalidInput("inventory.gpus", f"at most {MOST_GPUS}")
     _check_network(inventory)
+    if len(inventory.strangers) > MOST_STRANGERS:
+        raise InvalidInput("inventory.strangers", f"at most {MOST_STRANGERS}")
     if len(inventory.problems) > MOST_PROBLEMS:
         raise InvalidInput("inventory.problems", f"at most {MOST_PROBLEMS}")
     if inventory.cpu_count < 1 or inventory.memory_bytes < 1:

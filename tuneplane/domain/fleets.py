@@ -166,6 +166,32 @@ class EpochHold:
 
 
 @frozen(kw_only=True)
+class Stranger:
+    """Something of ours that runs here and that the Node's journal, or the control plane, does not know (P-07).
+
+    Its cards are occupied and its amounts count against what is free; ``None`` where the machine cannot tell them. It is
+    stopped only by an operator's audited act.
+    """
+
+    container: str  # the engine's id; "" for a reservation without a container
+    name: str
+    member: str  # as its label says
+    image: str = ""
+    since: datetime | None = None
+    gpu_uuids: tuple[str, ...] | None = None
+    cpu_millis: int | None = None
+    memory_bytes: int | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all that it uses is known, so that the rest of its Node can be used."""
+        return None not in (self.gpu_uuids, self.cpu_millis, self.memory_bytes)
+
+
+MOST_STRANGERS = 32  # shown of one Node; with more of them it is not used at all
+
+
+@frozen(kw_only=True)
 class Inventory:
     """What the machine says about itself. ``problems`` are the Node's own reasons for not being ready."""
 
@@ -184,6 +210,7 @@ class Inventory:
     interfaces: tuple[Interface, ...] = ()  # of the network that workloads get; only those with an address
     route_address: str = ""  # numeric: by which peers reach this machine; "" when it cannot be told
     hold: EpochHold | None = None  # P-07
+    strangers: tuple[Stranger, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -243,6 +270,11 @@ class Node:
     created_at: datetime
     enrolled_by: UserName | None = None
 
+    @property
+    def strangers(self) -> tuple[Stranger, ...]:
+        """By the newest inventory, however old: what ran then is not gone because nobody has looked since."""
+        return self.inventory.strangers if self.inventory is not None else ()
+
 
 @frozen(kw_only=True)
 class Readiness:
@@ -250,6 +282,9 @@ class Readiness:
 
     value: bool
     reasons: tuple[str, ...] = field(default=())
+
+
+STRANGE = "it is Tuneplane's, and unknown here; only an operator may stop it"
 
 
 def readiness(node: Node, fleet: Fleet, now: datetime) -> Readiness:
@@ -266,4 +301,5 @@ def readiness(node: Node, fleet: Fleet, now: datetime) -> Readiness:
     elif node.inventory is None or not node.inventory_healthy:
         problems = node.inventory.problems if node.inventory else ()
         reasons += problems or ("no fresh inventory in this session",)
+    reasons += [f"what {one.name or one.container} uses cannot be told: {STRANGE}" for one in node.strangers if not one.is_known]
     return Readiness(value=not reasons, reasons=tuple(reasons))

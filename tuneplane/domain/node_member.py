@@ -23,6 +23,9 @@ PROGRESS_TICKS = 1 << 16  # reported revisions are journalled ones times this, s
 LABEL_MEMBER = "io.tuneplane.member"
 LABEL_NODE = "io.tuneplane.node"
 LABEL_PLAN = "io.tuneplane.plan-digest"
+LABEL_CARDS = "io.tuneplane.cards"  # what it was given, for whoever finds it and does not know it (P-07)
+LABEL_CPU = "io.tuneplane.cpu-millis"
+LABEL_MEMORY = "io.tuneplane.memory-bytes"
 LABEL_FENCE = "io.tuneplane.fence"
 
 

@@ -121,6 +121,7 @@ class ContainerState:
     exit_code: int | None = None
     oom_killed: bool = False
     error: str = ""
+    image: str = ""
 
 
 @frozen(kw_only=True)

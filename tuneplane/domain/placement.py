@@ -142,7 +142,7 @@ def _shortfall(spec: JobSpec, node: Node, *, free: bool) -> Reason | None:
     """The first amount that ``node`` lacks, of its free (or all its granted) amounts."""
     capacity = node.capacity
     assert capacity is not None
-    used_cpu, used_memory = (capacity.cpu_millis_used, capacity.memory_bytes_used) if free else (0, 0)
+    used_cpu, used_memory = _used(node) if free else (0, 0)
     gpus = len(node.free_gpu_uuids) if free else capacity.gpus
     amounts = (
         ("cpus", cpu_millis(spec.pool), capacity.cpu_millis - used_cpu),
@@ -152,9 +152,18 @@ def _shortfall(spec: JobSpec, node: Node, *, free: bool) -> Reason | None:
     for name, need, have in amounts:
         if need > have:
             unit = {"cpus": "thousandths of a CPU", "memory": "bytes of memory", "gpus": "GPUs"}[name]
+            strange = f" ({len(node.strangers)} strangers use some of it)" if free and node.strangers else ""
             return Reason(
                 f"insufficient-{name}",
-                f"Node {node.id} has {max(have, 0)} {unit} {'free' if free else 'in all'}, the job needs {need}",
+                f"Node {node.id} has {max(have, 0)} {unit} {'free' if free else 'in all'}{strange}, the job needs {need}",
                 node.id,
             )
     return None
+
+
+def _used(node: Node) -> tuple[int, int]:
+    """CPU and memory that members hold, and what strangers use beside them (P-07)."""
+    assert node.capacity is not None
+    cpu = sum(one.cpu_millis or 0 for one in node.strangers)
+    memory = sum(one.memory_bytes or 0 for one in node.strangers)
+    return node.capacity.cpu_millis_used + cpu, node.capacity.memory_bytes_used + memory

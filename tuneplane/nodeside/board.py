@@ -28,6 +28,10 @@ class Board:
             self.session_alarm = text
             self._wake()
 
+    def look_again(self) -> None:
+        """Something that the inventory tells has changed."""
+        self._wake()
+
     def changed(self) -> trio.Event:
         """Set at the next change."""
         return self._changed

@@ -81,6 +81,7 @@ class NodeCore:
     disk: Runner  # small files of the state directory
     timings: Timings
     grants: Grants
+    unclaimed: frozenset[MemberId] = frozenset()  # live members that the control plane does not take for its own
     outbox: Outbox = field(factory=Outbox)
     pulls: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(MAX_PULLS))
     archives: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(MAX_ARCHIVES))

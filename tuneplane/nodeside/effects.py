@@ -17,8 +17,11 @@ from tuneplane.domain.ids import container_name
 from tuneplane.domain.log_archive import FOLDER
 from tuneplane.domain.member_table import MemberAction, MemberEvent
 from tuneplane.domain.node_member import (
+    LABEL_CARDS,
+    LABEL_CPU,
     LABEL_FENCE,
     LABEL_MEMBER,
+    LABEL_MEMORY,
     LABEL_NODE,
     LABEL_PLAN,
     NOTHING_FOUND,
@@ -296,7 +299,12 @@ def workload_spec(core: NodeCore, record: NodeMember, plan: MemberPlan) -> Conta
         name=container_name(record.member),
         image=plan.image,
         command=container_command(plan, PLAN_TARGET) if plan.orchestrator == "ray" else plan.command,
-        labels=identity_labels(core, record),
+        labels={
+            **identity_labels(core, record),
+            LABEL_CARDS: ",".join(plan.gpu_uuids),
+            LABEL_CPU: str(plan.cpu_millis),
+            LABEL_MEMORY: str(plan.memory_bytes),
+        },
         env=workload_env(plan),
         workdir=plan.workdir,
         mounts=tuple(mounts),

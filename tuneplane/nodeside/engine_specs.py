@@ -106,6 +106,7 @@ def read_container(data: dict[str, Any]) -> ContainerState:
         exit_code=int(state["ExitCode"]) if ended else None,
         oom_killed=bool(state.get("OOMKilled")),
         error=str(state.get("Error") or ""),
+        image=str(data["Config"].get("Image") or ""),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from attrs import frozen
 
 from tuneplane.domain import codec
-from tuneplane.domain.fleets import Budgets, EpochHold, Interface, Inventory
+from tuneplane.domain.fleets import Budgets, EpochHold, Interface, Inventory, Stranger
 from tuneplane.domain.node_member import Grants
 from tuneplane.domain.node_ports import Cards, Engine, EngineDown, EngineInfo, EngineRefused, EngineUnclear, Network, NetworkHidden
 
@@ -42,6 +42,7 @@ async def survey(
     read_cards: CardReader,
     alarms: tuple[str, ...] = (),
     hold: EpochHold | None = None,
+    strangers: tuple[Stranger, ...] = (),
 ) -> Survey:
     """Look once; bounded in time by its parts, raises nothing. ``mark`` names the probe file, ``alarms`` are others' problems."""
     info, engine_problem = await _ask_engine(engine)
@@ -71,10 +72,12 @@ async def survey(
         budgets=budgets,
         problems=problems,
         hold=hold,
+        strangers=strangers,
         interfaces=interfaces,
         route_address=await route_address(reach, network) if interfaces else "",
     )
-    granted = frozenset(card.uuid for card in cards.gpus if card.index in (budgets.gpu_indexes or ()))
+    occupied = {uuid for one in strangers for uuid in one.gpu_uuids or ()}
+    granted = frozenset(card.uuid for card in cards.gpus if card.index in (budgets.gpu_indexes or ())) - occupied
     return Survey(
         inventory, Grants(budgets=budgets, gpu_uuids=granted, storage_root=storage_root), codec.digest(codec.canonical(inventory))
     )

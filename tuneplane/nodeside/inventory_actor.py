@@ -8,14 +8,14 @@ import trio
 from attrs import define
 
 from tuneplane.actors import Actor, Context, MailboxSpec
-from tuneplane.domain.fleets import Budgets
+from tuneplane.domain.fleets import Budgets, Stranger
 from tuneplane.domain.node_ports import EngineDown, EngineRefused, EngineUnclear
 
 from .address import Reach
 from .board import Board
 from .core import NodeCore
 from .inventory import CardReader, survey
-from .members import find_strangers
+from .strangers import find_strangers
 
 
 @define(eq=False)
@@ -39,7 +39,8 @@ class InventoryActor(Actor):
                     await changed.wait()
 
     async def _look(self) -> None:
-        alarms = (*([self.board.session_alarm] if self.board.session_alarm else []), *await self._strangers())
+        strangers, problems = await self._strangers()
+        alarms = (*([self.board.session_alarm] if self.board.session_alarm else []), *problems)
         found = await survey(
             budgets=self.budgets,
             storage_root=self.storage_root,
@@ -50,12 +51,13 @@ class InventoryActor(Actor):
             read_cards=self.read_cards,
             alarms=alarms,
             hold=self.core.journal.hold,
+            strangers=strangers,
         )
         self.core.grants = found.grants
         self.board.post(found)
 
-    async def _strangers(self) -> tuple[str, ...]:
+    async def _strangers(self) -> tuple[tuple[Stranger, ...], tuple[str, ...]]:
         try:
             return await find_strangers(self.core)
         except (EngineDown, EngineUnclear, EngineRefused):
-            return ()  # the survey itself says that the runtime does not answer
+            return (), ()  # the survey itself says that the runtime does not answer

@@ -14,8 +14,6 @@ from attrs import define
 from tuneplane.domain.frames import Command, CommandAnswer
 from tuneplane.domain.ids import MemberId
 from tuneplane.domain.member_table import ENDED, MemberAction, NodePhase
-from tuneplane.domain.node_member import LABEL_MEMBER, LABEL_NODE
-from tuneplane.domain.node_ports import Life
 
 from .core import NodeCore
 
@@ -69,13 +67,3 @@ class Members:
         self.core.outbox.report(member)
         if record.phase not in ENDED or not record.cleaned or record.phase is NodePhase.FORGOTTEN:
             await self.drivers.wake(member)
-
-
-async def find_strangers(core: NodeCore) -> tuple[str, ...]:
-    """Running containers with this Node's label that the journal does not know: reported, never touched (L-C13, P-07)."""
-    found = await core.engine.list_labelled(LABEL_NODE, core.node)
-    return tuple(
-        f"container {each.name} ({each.id[:12]}) carries this Node's label, but the journal does not know its member"
-        for each in found
-        if each.life is Life.RUNNING and core.journal.member(MemberId(each.labels.get(LABEL_MEMBER, ""))) is None
-    )

@@ -248,11 +248,22 @@ class SessionActor(Actor):
 
     async def _resend(self) -> None:
         """A gateway that could not store a report does not acknowledge it (P-06): report again until it does."""
+        silent: set[MemberId] = set()
         while True:
             await trio.sleep(self.core.timings.poll * RESEND_POLLS)
             for record in self.core.journal.members():
                 if record.phase in REPORTED and self._acknowledged.get(record.member, 0) // PROGRESS_TICKS < record.revision:
                     self.core.outbox.report(record.member)
+            silent = self._note_unclaimed(silent)
+
+    def _note_unclaimed(self, before: set[MemberId]) -> set[MemberId]:
+        """Members of which no report was acknowledged in this session: twice running, they are none of this control plane's (P-07)."""
+        live = {record.member for record in self.core.journal.members() if record.phase not in ENDED}
+        silent = live - set(self._acknowledged)
+        if silent & before != self.core.unclaimed:
+            self.core.unclaimed = frozenset(silent & before)
+            self.board.look_again()
+        return silent
 
     async def _confirm_inventory(self, link: NodeLink) -> None:
         """Send an inventory when it changed; let heartbeats confirm it only while it is fresh (R-SES-05, R-PLC-04)."""

@@ -65,9 +65,11 @@ async def _grant(connection: Connection, node: NodeId, inventory: Inventory) -> 
     seen = {gpu.index: clean(gpu.uuid) for gpu in inventory.gpus if gpu.index in declared}
     sql = "INSERT INTO gpu_grant (node_id, idx, gpu_uuid, granted) VALUES ($1, $2, $3, false) ON CONFLICT DO NOTHING"
     await connection.executemany(sql, [(node, index, uuid) for index, uuid in sorted(seen.items())])
-    rows = await connection.fetch("SELECT idx, gpu_uuid, granted FROM gpu_grant WHERE node_id = $1 ORDER BY idx FOR NO KEY UPDATE", node)
+    sql = "SELECT idx, gpu_uuid, granted, occupied FROM gpu_grant WHERE node_id = $1 ORDER BY idx FOR NO KEY UPDATE"
+    rows = await connection.fetch(sql, node)
     bound = {row["idx"]: row["gpu_uuid"] for row in rows}
     await _set_granted(connection, node, rows, seen)
+    await _set_occupied(connection, node, rows, inventory)
     wrong = [
         f"index {index} is card {uuid}, was {bound.get(index, 'another index')}"
         for index, uuid in sorted(seen.items())
@@ -79,3 +81,9 @@ async def _grant(connection: Connection, node: NodeId, inventory: Inventory) -> 
 async def _set_granted(connection: Connection, node: NodeId, rows: list[Row], seen: dict[int, str]) -> None:
     changed = [(node, row["idx"], now) for row in rows if (now := seen.get(row["idx"]) == row["gpu_uuid"]) != row["granted"]]
     await connection.executemany("UPDATE gpu_grant SET granted = $3 WHERE node_id = $1 AND idx = $2", changed)
+
+
+async def _set_occupied(connection: Connection, node: NodeId, rows: list[Row], inventory: Inventory) -> None:
+    taken = {clean(uuid) for one in inventory.strangers for uuid in one.gpu_uuids or ()}
+    changed = [(node, row["idx"], now) for row in rows if (now := row["gpu_uuid"] in taken) != row["occupied"]]
+    await connection.executemany("UPDATE gpu_grant SET occupied = $3 WHERE node_id = $1 AND idx = $2", changed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..domain.fleets import Budgets, EpochHold, Gpu, Interface, Inventory
+from ..domain.fleets import MOST_STRANGERS, Budgets, EpochHold, Gpu, Interface, Inventory, Stranger
 from ..domain.frames import InventoryReport
 from . import fields as f
 from .pb import session_pb2 as pb
@@ -56,11 +56,39 @@ def _encode_hold(v: EpochHold) -> pb.EpochHold:
     return pb.EpochHold(id=v.id, known_epoch=v.known_epoch, told_epoch=v.told_epoch, since=f.micros(v.since))
 
 
+def _decode_stranger(m: pb.Stranger) -> Stranger:
+    f.few(len(m.cards.uuids), "stranger.cards")
+    return Stranger(
+        container=f.optional_id(m.container, "stranger.container"),
+        name=f.text(m.name, "stranger.name", 256),
+        member=f.text(m.member, "stranger.member", 256),
+        image=f.text(m.image, "stranger.image", 512),
+        since=f.optional_moment(m.since, "stranger.since"),
+        gpu_uuids=tuple(f.checked_id(uuid, "stranger.cards") for uuid in m.cards.uuids) if m.HasField("cards") else None,
+        cpu_millis=f.count(m.cpu_millis, "stranger.cpu_millis") if m.HasField("cpu_millis") else None,
+        memory_bytes=f.count(m.memory_bytes, "stranger.memory_bytes") if m.HasField("memory_bytes") else None,
+    )
+
+
+def _encode_stranger(v: Stranger) -> pb.Stranger:
+    return pb.Stranger(
+        container=v.container,
+        name=f.to_text(v.name, 256),
+        member=f.to_text(v.member, 256),
+        image=f.to_text(v.image, 512),
+        since=f.micros(v.since),
+        cards=None if v.gpu_uuids is None else pb.StrangerCards(uuids=v.gpu_uuids),
+        cpu_millis=v.cpu_millis,
+        memory_bytes=v.memory_bytes,
+    )
+
+
 def decode_inventory(m: pb.InventoryReport) -> InventoryReport:
     i = m.inventory
     f.few(len(i.gpus), "inventory.gpus")
     f.few(len(i.problems), "inventory.problems")
     f.few(len(i.interfaces), "inventory.interfaces")
+    f.few(len(i.strangers), "inventory.strangers")
     inventory = Inventory(
         hostname=f.text(i.hostname, "inventory.hostname", 255),
         node_version=f.word(i.node_version, "inventory.node_version"),
@@ -75,6 +103,7 @@ def decode_inventory(m: pb.InventoryReport) -> InventoryReport:
         budgets=_decode_budgets(i.budgets),
         problems=tuple(f.text(problem, "inventory.problems") for problem in i.problems),
         hold=_decode_hold(i.hold) if i.HasField("hold") else None,
+        strangers=tuple(_decode_stranger(one) for one in i.strangers),
         interfaces=tuple(_decode_interface(one) for one in i.interfaces),
         route_address=f.optional_address(i.route_address, "inventory.route_address"),
     )
@@ -109,6 +138,7 @@ def encode_inventory(v: InventoryReport) -> pb.InventoryReport:
         budgets=_encode_budgets(i.budgets),
         problems=[f.to_text(problem) for problem in i.problems[: f.MAX_ITEMS]],
         hold=None if i.hold is None else _encode_hold(i.hold),
+        strangers=[_encode_stranger(one) for one in i.strangers[:MOST_STRANGERS]],
         interfaces=[pb.Interface(name=one.name, addresses=one.addresses) for one in i.interfaces],
         route_address=i.route_address,
     )

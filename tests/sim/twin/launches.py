@@ -30,7 +30,7 @@ from tuneplane.storage.database import clean
 
 from .base import Client, note, poke
 from .members import member_views, members_of, stop_members
-from .nodes import granted
+from .nodes import placeable
 from .rows import AttemptRow, Book, HoldRow, MemberRow
 from .sessions import insert, was_sent
 
@@ -116,7 +116,7 @@ def _take_one(book: Book, member: PlacedMember) -> bool:
     cpu, memory = node.cpu_used + member.cpu_millis, node.memory_used + member.memory_bytes
     if budgets is None or cpu > (budgets.cpu_millis or 0) or memory > (budgets.memory_bytes or 0):
         return False
-    cards = {grant.gpu_uuid for grant in granted(book, member.node)}
+    cards = set(placeable(book, member.node))
     if any(uuid not in cards or uuid in book.gpu_holds for uuid in member.gpu_uuids):
         return False
     if any((member.node, port) in book.port_holds for port in member.ports):

@@ -90,13 +90,17 @@ def view(book: Book, node: NodeId, now: datetime) -> Node:
         inventory_observed_at=row.inventory_observed_at,
         inventory_healthy=fresh and row.inventory is not None and not row.inventory.problems,
         capacity=_capacity(book, row),
-        free_gpu_uuids=tuple(grant.gpu_uuid for grant in granted(book, node) if grant.gpu_uuid not in book.gpu_holds),
+        free_gpu_uuids=tuple(uuid for uuid in placeable(book, node) if uuid not in book.gpu_holds),
         held_ports=tuple(sorted(port for holder, port in book.port_holds.rows if holder == node)),
         members=tuple(sorted(hold.member for hold in book.holds if hold.node == node)),
         violations=tuple(sorted(row.violation for row in book.members if row.node == node and row.violation))[:MOST_VIOLATIONS],
         created_at=row.created_at,
         enrolled_by=UserName(row.enrolled_by),
     )
+
+
+def placeable(book: Book, node: NodeId) -> list[str]:
+    return [grant.gpu_uuid for grant in granted(book, node) if not grant.occupied]
 
 
 def granted(book: Book, node: NodeId) -> list[GrantRow]:
@@ -248,13 +252,14 @@ def _grant(book: Book, node: NodeId, inventory: Inventory) -> str | None:
     """A binding of index and card is made once; a card that does not match is a reason."""
     declared = set(inventory.budgets.gpu_indexes or ())
     seen = {gpu.index: clean(gpu.uuid) for gpu in inventory.gpus if gpu.index in declared}
+    taken = {clean(uuid) for one in inventory.strangers for uuid in one.gpu_uuids or ()}
     bound = {grant.index: grant for grant in book.grants if grant.node == node}
     for index, uuid in sorted(seen.items()):
         if index not in bound and uuid not in {grant.gpu_uuid for grant in bound.values()}:
             bound[index] = book.grants.put((node, index), GrantRow(node=node, index=index, gpu_uuid=uuid, granted=False))
     for index, grant in bound.items():
         now_granted = seen.get(index) == grant.gpu_uuid
-        if grant.granted is not now_granted:
-            book.grants.put((node, index), evolve(grant, granted=now_granted))
+        if (grant.granted, grant.occupied) != (now_granted, grant.gpu_uuid in taken):
+            book.grants.put((node, index), evolve(grant, granted=now_granted, occupied=grant.gpu_uuid in taken))
     wrong = [f"index {index} is card {uuid}" for index, uuid in sorted(seen.items()) if index not in bound or bound[index].gpu_uuid != uuid]
     return f"the cards changed: {'; '.join(wrong)}" if wrong else None

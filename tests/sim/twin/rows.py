@@ -43,6 +43,7 @@ class GrantRow:
     index: int
     gpu_uuid: str
     granted: bool
+    occupied: bool = False
 
 
 @frozen(kw_only=True)

@@ -158,7 +158,7 @@ class Interface(_message.Message):
     def __init__(self, name: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("hostname", "node_version", "cpu_count", "memory_bytes", "gpus", "driver_version", "runtime", "gpu_runtime", "storage_root", "storage_root_seen", "budgets", "problems", "interfaces", "route_address", "hold")
+    __slots__ = ("hostname", "node_version", "cpu_count", "memory_bytes", "gpus", "driver_version", "runtime", "gpu_runtime", "storage_root", "storage_root_seen", "budgets", "problems", "interfaces", "route_address", "hold", "strangers")
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
     NODE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CPU_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +174,7 @@ class Inventory(_message.Message):
     INTERFACES_FIELD_NUMBER: _ClassVar[int]
     ROUTE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
+    STRANGERS_FIELD_NUMBER: _ClassVar[int]
     hostname: bytes
     node_version: str
     cpu_count: int
@@ -189,7 +190,34 @@ class Inventory(_message.Message):
     interfaces: _containers.RepeatedCompositeFieldContainer[Interface]
     route_address: str
     hold: EpochHold
-    def __init__(self, hostname: _Optional[bytes] = ..., node_version: _Optional[str] = ..., cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping[str, object]]]] = ..., driver_version: _Optional[bytes] = ..., runtime: _Optional[bytes] = ..., gpu_runtime: _Optional[bool] = ..., storage_root: _Optional[bytes] = ..., storage_root_seen: _Optional[bool] = ..., budgets: _Optional[_Union[Budgets, _Mapping[str, object]]] = ..., problems: _Optional[_Iterable[bytes]] = ..., interfaces: _Optional[_Iterable[_Union[Interface, _Mapping[str, object]]]] = ..., route_address: _Optional[str] = ..., hold: _Optional[_Union[EpochHold, _Mapping[str, object]]] = ...) -> None: ...
+    strangers: _containers.RepeatedCompositeFieldContainer[Stranger]
+    def __init__(self, hostname: _Optional[bytes] = ..., node_version: _Optional[str] = ..., cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping[str, object]]]] = ..., driver_version: _Optional[bytes] = ..., runtime: _Optional[bytes] = ..., gpu_runtime: _Optional[bool] = ..., storage_root: _Optional[bytes] = ..., storage_root_seen: _Optional[bool] = ..., budgets: _Optional[_Union[Budgets, _Mapping[str, object]]] = ..., problems: _Optional[_Iterable[bytes]] = ..., interfaces: _Optional[_Iterable[_Union[Interface, _Mapping[str, object]]]] = ..., route_address: _Optional[str] = ..., hold: _Optional[_Union[EpochHold, _Mapping[str, object]]] = ..., strangers: _Optional[_Iterable[_Union[Stranger, _Mapping[str, object]]]] = ...) -> None: ...
+
+class Stranger(_message.Message):
+    __slots__ = ("container", "name", "member", "image", "since", "cards", "cpu_millis", "memory_bytes")
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    CARDS_FIELD_NUMBER: _ClassVar[int]
+    CPU_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    container: str
+    name: bytes
+    member: bytes
+    image: bytes
+    since: int
+    cards: StrangerCards
+    cpu_millis: int
+    memory_bytes: int
+    def __init__(self, container: _Optional[str] = ..., name: _Optional[bytes] = ..., member: _Optional[bytes] = ..., image: _Optional[bytes] = ..., since: _Optional[int] = ..., cards: _Optional[_Union[StrangerCards, _Mapping[str, object]]] = ..., cpu_millis: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
+class StrangerCards(_message.Message):
+    __slots__ = ("uuids",)
+    UUIDS_FIELD_NUMBER: _ClassVar[int]
+    uuids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, uuids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EpochHold(_message.Message):
     __slots__ = ("id", "known_epoch", "told_epoch", "since")

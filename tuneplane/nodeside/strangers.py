@@ -1,0 +1,81 @@
+"""What runs here, is Tuneplane's, and is not known: reported with all that it uses, never touched by itself (P-07, L-C13).
+
+Two kinds: containers with this Node's label that the journal does not know, and members that the journal knows and the
+control plane does not (its database was restored). What carries no label of ours, or another Node's, is none of our
+business.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tuneplane.domain.fleets import MOST_STRANGERS, Stranger
+from tuneplane.domain.ids import MemberId, container_name
+from tuneplane.domain.member_table import ENDED
+from tuneplane.domain.node_member import LABEL_CARDS, LABEL_CPU, LABEL_FENCE, LABEL_MEMBER, LABEL_MEMORY, LABEL_NODE, NodeMember
+from tuneplane.domain.node_ports import ContainerState, Life
+
+from .core import NodeCore
+
+CARD = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+MOST_CARDS = 64  # of one machine
+MOST_DIGITS = 18
+
+
+async def find_strangers(core: NodeCore) -> tuple[tuple[Stranger, ...], tuple[str, ...]]:
+    """The strangers, at most MOST_STRANGERS, and a problem when there are more. Raises what the engine raises."""
+    listed = await core.engine.list_labelled(LABEL_NODE, core.node)
+    unknown = sorted((each for each in listed if _is_stranger(core, each)), key=lambda each: each.id)
+    seen = [await core.engine.inspect(each.id) for each in unknown[:MOST_STRANGERS]]
+    running = [_of_container(each) for each in seen if each is not None and _is_stranger(core, each)]
+    records = [record for member in sorted(core.unclaimed) if (record := core.journal.member(member)) is not None]
+    found = [*running, *(_of_record(record) for record in records if record.phase not in ENDED)]
+    more = len(unknown) + len(records) - MOST_STRANGERS
+    problem = f"{more} more containers of Tuneplane's run here that nobody knows" if more > 0 else ""
+    return tuple(found[:MOST_STRANGERS]), ((problem,) if problem else ())
+
+
+def _is_stranger(core: NodeCore, found: ContainerState) -> bool:
+    if found.life is not Life.RUNNING or LABEL_FENCE in found.labels or found.labels.get(LABEL_NODE) != core.node:
+        return False
+    record = core.journal.member(MemberId(found.labels.get(LABEL_MEMBER, "")))
+    return record is None or (record.phase in ENDED and record.cleaned)
+
+
+def _of_container(found: ContainerState) -> Stranger:
+    """By the labels that we wrote when it was created; of an older daemon's container the amounts are unknown."""
+    return Stranger(
+        container=found.id,
+        name=found.name,
+        member=found.labels.get(LABEL_MEMBER, ""),
+        image=found.image,
+        since=found.started_at,
+        gpu_uuids=_cards(found.labels.get(LABEL_CARDS)),
+        cpu_millis=_amount(found.labels.get(LABEL_CPU)),
+        memory_bytes=_amount(found.labels.get(LABEL_MEMORY)),
+    )
+
+
+def _of_record(record: NodeMember) -> Stranger:
+    return Stranger(
+        container=record.container_id,
+        name=container_name(record.member),
+        member=record.member,
+        since=record.started_at,
+        gpu_uuids=record.gpu_uuids,
+        cpu_millis=record.cpu_millis,
+        memory_bytes=record.memory_bytes,
+    )
+
+
+def _cards(label: str | None) -> tuple[str, ...] | None:
+    uuids = tuple(label.split(",")) if label else ()
+    if label is None or len(uuids) > MOST_CARDS or not all(CARD.fullmatch(uuid) for uuid in uuids):
+        return None
+    return uuids
+
+
+def _amount(label: str | None) -> int | None:
+    if label is None or not label.isascii() or not label.isdigit() or len(label) > MOST_DIGITS:
+        return None
+    return int(label)
