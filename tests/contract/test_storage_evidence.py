@@ -252,3 +252,31 @@ async def test_card_of_a_stranger_is_occupied_until_it_is_gone(open_world: OpenW
         await world.storage.record_inventory(N1, 1, an_inventory(("A", "B")), "d", world.now)
         await world.submit("job-b")
         assert await world.place("job-b", cards=("A",))
+
+
+async def test_stranger_is_stopped_by_an_operators_word_and_forgotten_when_it_is_clean(open_world: OpenWorld) -> None:
+    """P-07: by container and member label, and only one that the Node reports."""
+    async with open_world() as world:
+        await world.node()
+        name = MemberId("job-x-1-0")
+        with pytest.raises(Refused, match="does not report"):
+            await world.storage.stop_stranger(N1, "c1", name, USER, world.now)
+        stranger = Stranger(container="c1", name="tuneplane-job-x", member=name, gpu_uuids=(), cpu_millis=1, memory_bytes=1)
+        await world.storage.record_inventory(N1, 1, an_inventory(strangers=(stranger,)), "d", world.now)
+        await world.storage.stop_stranger(N1, "c1", name, USER, world.now)
+        [refused] = await world.send_all()
+        assert (refused.command.kind, refused.command.stranger, refused.command.container) == (CommandKind.STOP, True, "c1")
+        await world.storage.stop_stranger(N1, "c1", name, USER, world.now)  # a repeat is no second command
+        assert await world.send_all() == []
+        await world.answer(refused, accepted=False, code="runtime-silent")
+        await world.storage.stop_stranger(N1, "c1", name, USER, world.now)
+        [stop] = await world.send_all()
+        await world.answer(stop)
+        assert not await world.see(name, MemberPhase.STOPPING, revision=T)  # still none of ours
+        assert not await world.see(name, MemberPhase.TERMINATED, revision=2 * T)
+        assert await world.see(name, MemberPhase.TERMINATED, revision=3 * T, cleaned=True)
+        assert await world.see(name, MemberPhase.TERMINATED, revision=3 * T, cleaned=True)
+        [forget] = await world.send_all()
+        assert (forget.command.kind, forget.command.member) == (CommandKind.FORGET, name)
+        await world.answer(forget)
+        assert not await world.see(name, MemberPhase.TERMINATED, revision=3 * T, cleaned=True)

@@ -224,6 +224,17 @@ class Rig:
 
         return self.wait("a Node to hold our commands", look)
 
+    def wait_strangers(self, *containers: str) -> None:
+        """Until the Node's inventory tells of exactly these (P-07), and the Node has no record of any when there are none."""
+
+        def look() -> tuple[bool | None, object]:
+            nodes = self.ask(self.system.nodes)
+            seen = [one["container"] for node in nodes for one in (node["inventory"] or {}).get("strangers", [])]
+            left = [] if containers else self.sql_journal("SELECT member FROM member WHERE member LIKE 'job-of-old%'")
+            return (True if tuple(seen) == containers and not left else None), (seen, left)
+
+        self.wait(f"the strangers to be {containers}", look)
+
     # ---------------------------------------------------------------- what must hold at the end
 
     def converge(self, job: str, witness: Witness, state: str, *, exit_code: int | None, reason: str = "") -> int:

@@ -193,6 +193,22 @@ def gateway_restarts(rig: Rig, strike: Strike) -> None:
     _release(rig, strike, job, witness)
 
 
+def stop_stranger(rig: Rig, strike: Strike) -> None:
+    """P-07: a container of ours that nobody knows runs on until an operator stops it; nothing of it is left, and work goes on."""
+    [node] = rig.ask(rig.system.nodes)
+    labels = {"io.tuneplane.node": node["id"], "io.tuneplane.member": "job-of-old-1-0"}
+    flags = [part for name, value in labels.items() for part in ("--label", f"{name}={value}")]
+    script = 'trap "exit 0" TERM; while :; do sleep 0.1; done'
+    container = rig.system.podman.run("run", "-d", "--network=host", *flags, rig.system.image(), "sh", "-c", script).strip()
+    rig.wait_strangers(container)
+    rig.strike(strike)
+    order = {"container": container, "member": "job-of-old-1-0"}
+    rig.ask_gone(lambda: rig.system.client.post(f"/api/nodes/{node['id']}/stop-stranger", order))
+    rig.wait_strangers()
+    rig.wait_ready()
+    _then_launch(rig, strike)
+
+
 def database_went_back(rig: Rig, strike: Strike) -> None:
     """P-07: the session's epoch is that of a restored database. What runs goes on; an operator accepts, and all is as before."""
     job, witness = _start(rig)
@@ -213,7 +229,7 @@ def journal_reverts(rig: Rig, strike: Strike) -> None:
     rig.wait_acknowledged(job)
     rig.strike(strike)
     rig.take_down("node")
-    rig.sql_journal("UPDATE member SET revision = 1, record = json_set(record, '$.revision', 1)")
+    rig.sql_journal("UPDATE member SET revision = 1, record = json_set(record, '$.revision', 1) WHERE phase = 'running'")
     rig.bring_up("node")
     rig.wait_struck(strike)
     assert rig.converge(job, witness, "failed", exit_code=143, reason="stopped") == 1

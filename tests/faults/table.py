@@ -46,6 +46,7 @@ REACH: dict[str, Reach] = {
     "storage.revoke_join_token": Reach(scenarios.revoke_join_token),
     "storage.set_node_state": Reach(scenarios.set_node_state),
     "storage.accept_epoch": Reach(scenarios.database_went_back),
+    "storage.stop_stranger": Reach(scenarios.stop_stranger),
     "storage.delete_node": Reach(scenarios.delete_node),
     "storage.submit": Reach(scenarios.launch),
     "storage.request_stop": Reach(scenarios.stop),

@@ -27,7 +27,7 @@ from tests.nodeside.harness import (
 )
 from tests.support.podman import Podman
 from tuneplane.domain.fleets import Budgets
-from tuneplane.domain.ids import container_name
+from tuneplane.domain.ids import MemberId, OperationId, container_name
 from tuneplane.domain.member_table import ENDED, NodePhase
 from tuneplane.domain.node_member import LABEL_FENCE, LABEL_MEMBER
 from tuneplane.domain.plan import MemberPlan
@@ -224,6 +224,30 @@ async def test_containers_with_labels_like_ours_are_no_strangers_and_are_never_t
         await node.until_gone(plan.member)
     assert {c["State"] for c in podman.containers() if c["Names"][0] in labels} == {"running"}  # type: ignore[index]
     podman.run("rm", "-f", "-t", "0", *labels)
+
+
+async def test_stranger_ends_by_an_operators_stop_only_and_by_its_own_id_and_label(tmp_path: Path, podman: Podman, image: str) -> None:
+    """P-07: the Node looks again itself; a foreign container, a wrong label and a known member are refused."""
+    plan = make_plan(image, ("sh", "-c", 'trap "exit 0" TERM; while :; do sleep 0.05; done'))
+    podman.run("pull", "-q", "--tls-verify=false", image)
+    foreign = podman.run("run", "-d", "--network=host", "--label", f"{LABEL_MEMBER}={plan.member}", image, "sleep", "99").strip()
+    async with open_node(tmp_path / "state", podman) as node:
+        await start_running(node, plan)
+        known = await node.send(evolve(stop(plan), stranger=True, operation=OperationId("s:1")))
+        assert (known.accepted, known.code) == (False, "known-member")
+    async with open_node(tmp_path / "other-state", podman) as node:
+        [stranger], _ = await find_strangers(node.core)
+        order = evolve(stop(plan), stranger=True, container=stranger.container)
+        for number, wrong in enumerate(({"container": foreign}, {"container": stranger.name}, {"member": MemberId("job-z-1-0")})):
+            answer = await node.send(evolve(order, operation=OperationId(f"s:w{number}"), **wrong))  # type: ignore[arg-type]
+            assert (answer.accepted, answer.code) == (False, "no-such-stranger")
+        assert (await node.send(order)).accepted
+        record = await node.until_clean(plan.member)
+        assert (record.phase, record.stranger) == (NodePhase.TERMINATED, True)
+        assert await find_strangers(node.core) == ((), ())
+    assert containers_of(podman, plan) == []
+    assert [c["State"] for c in podman.containers() if c["Id"] == foreign] == ["running"]
+    podman.run("rm", "-f", "-t", "0", foreign)
 
 
 async def test_plan_that_no_longer_fits_the_journals_holds_is_a_tombstone(tmp_path: Path, podman: Podman, image: str) -> None:

@@ -16,7 +16,7 @@ from tests.web.support import PASSWORD, Running, job_spec, make_app, now, open_s
 from tests.web.world import INVENTORY, connect_node, drive, join_body, look, place_job
 from tuneplane import __version__
 from tuneplane.domain import codec
-from tuneplane.domain.fleets import EpochHold
+from tuneplane.domain.fleets import EpochHold, Stranger
 from tuneplane.domain.ids import FleetId, JobId, NodeId
 from tuneplane.domain.launch_table import MemberPhase
 from tuneplane.web import openapi
@@ -107,6 +107,10 @@ async def test_every_documented_route_answers_as_documented(database: str, tmp_p
                 running.documented.seen.add(("GET", "/api/events", 200))
 
         assert (await http.patch(f"/api/nodes/{node}", json={"state": "draining", "reason": "disk"})).status_code == 200
+        stranger = Stranger(container="c1", name="tuneplane-job-x", member="job-x-1-0")
+        await connect_node(running, FleetId("lab"), node, evolve(INVENTORY, strangers=(stranger,)))
+        order = {"container": "c1", "member": "job-x-1-0"}
+        assert (await http.post(f"/api/nodes/{node}/stop-stranger", json=order)).status_code == 202
         held = EpochHold(id="hold-1", known_epoch=9, told_epoch=1, since=START)
         await connect_node(running, FleetId("lab"), node, evolve(INVENTORY, hold=held, problems=(str(held),)))
         assert (await http.post(f"/api/nodes/{node}/accept-epoch", json={"hold": "hold-1"})).status_code == 200

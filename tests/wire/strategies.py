@@ -154,6 +154,8 @@ gateway_frames = st.one_of(
         trace=maybe_ids,
         cause=words,
         ended=st.booleans(),
+        stranger=st.booleans(),
+        container=st.just("") | ids,
     ),
     st.builds(ObservationAck, member=ids, revision=counts),
     st.builds(

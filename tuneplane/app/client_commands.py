@@ -378,4 +378,17 @@ def accept_epoch(node: str, hold: str, as_json: bool) -> None:
     show(as_json, accepted, lambda out: click.echo(f"accepted: {node} obeys again from its next session on"))
 
 
-COMMANDS: tuple[click.Command, ...] = (login, fleets, nodes, accept_epoch, submit, jobs, logs, stop, retry, declare_lost)
+@click.command("stop-stranger")
+@click.argument("node")
+@click.argument("container")
+@click.option("--member", required=True, help="Its member label, as the Node's inventory shows it.")
+@json_option
+@failing_politely
+def stop_stranger(node: str, container: str, member: str, as_json: bool) -> None:
+    """Stop CONTAINER on NODE, which Tuneplane started and nobody knows any more; its full id is in the Node's inventory."""
+    with open_client() as client:
+        asked = client.post(f"/api/nodes/{node}/stop-stranger", {"container": container, "member": member})
+    show(as_json, asked, lambda out: click.echo(f"{node} is told to stop it; it leaves the Node's strangers when it has ended"))
+
+
+COMMANDS: tuple[click.Command, ...] = (login, fleets, nodes, accept_epoch, stop_stranger, submit, jobs, logs, stop, retry, declare_lost)

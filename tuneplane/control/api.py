@@ -27,7 +27,7 @@ from .api_logs import (
     LogReader,
     Logs,
 )
-from .api_nodes import EpochAcceptance, GatewayTrust, JoinAnswer, LossDeclaration, NodeAnswer, NodePatch, Nodes
+from .api_nodes import EpochAcceptance, GatewayTrust, JoinAnswer, LossDeclaration, NodeAnswer, NodePatch, Nodes, StrangerStop
 from .images import ImageResolver, RegistryResolver
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "NewToken",
     "NodeAnswer",
     "NodePatch",
+    "StrangerStop",
     "Nodes",
     "Preview",
     "RegistryResolver",

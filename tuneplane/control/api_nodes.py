@@ -29,7 +29,7 @@ from tuneplane.domain.fleets import (
     readiness,
 )
 from tuneplane.domain.frames import WIRE_PROTOCOL
-from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
+from tuneplane.domain.ids import SLUG, FleetId, MemberId, NodeId, UserName
 from tuneplane.domain.jobs import JoinRequest, Page, User
 from tuneplane.domain.secrets import SECRET_ENTROPY_BYTES, SecretKind, secret_hash, spell_secret
 
@@ -133,6 +133,14 @@ class LossDeclaration:
 
 
 @frozen(kw_only=True)
+class StrangerStop:
+    """Body of ``POST /api/nodes/{id}/stop-stranger``: container and member label, both as the inventory shows them."""
+
+    container: str
+    member: str
+
+
+@frozen(kw_only=True)
 class EpochAcceptance:
     """Body of ``POST /api/nodes/{id}/accept-epoch``: the id of the hold, as the Node's inventory shows it."""
 
@@ -229,6 +237,17 @@ class Nodes(Base):
         now = self.clock()
         changed = await self.storage.accept_epoch(node, order.hold, now)
         await self.audit(caller.username, "node.accept-epoch", node, order.hold)
+        return answer_node(changed, await self._fleet_of(caller, changed), now)
+
+    async def stop_stranger(self, caller: User, node: NodeId, order: StrangerStop) -> NodeAnswer:
+        """Stop what nobody claims, by an operator's word (P-07). The Node looks again before it obeys."""
+        require_admin(caller)
+        await self.get(caller, node)
+        if SLUG.match(order.member) is None:
+            raise InvalidInput("member", "is no label that Tuneplane gives: stop that container on its machine")
+        now = self.clock()
+        changed = await self.storage.stop_stranger(node, order.container, MemberId(order.member), caller.username, now)
+        await self.audit(caller.username, "node.stop-stranger", node, f"{order.member} {order.container}")
         return answer_node(changed, await self._fleet_of(caller, changed), now)
 
     async def delete(self, caller: User, node: NodeId, *, force: bool) -> None:

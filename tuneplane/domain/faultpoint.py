@@ -40,6 +40,7 @@ FAULT_POINTS: dict[str, str] = {
     "storage.join": "api: a Node, its credential's hash and the use of its Join Token",
     "storage.set_node_state": "api: what an operator wants of a Node",
     "storage.accept_epoch": "api: an operator's acceptance of a Node's hold",
+    "storage.stop_stranger": "api: an operator's stop of a stranger",
     "storage.delete_node": "api: the end of a Node, its credentials, session and holds",
     "storage.submit": "api: a queued job",
     "storage.request_stop": "api: an accepted stop, with its withdrawals and Stop commands",

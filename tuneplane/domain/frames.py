@@ -164,6 +164,8 @@ class Command:
     reason: str = ""
     trace: TraceId = TraceId("")
     ended: bool = False  # the database records the member as ended: the one stop that a Node obeys while it holds (P-07)
+    stranger: bool = False  # an operator's audited stop of what the control plane does not know (P-07)
+    container: str = ""  # the stranger's id; "" for a reservation without a container
     cause: str = ""  # id of the letter that caused it, so that a trace crosses the stream
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 from typing import NewType
 
@@ -49,3 +50,8 @@ def operation_id(member: MemberId, kind: str) -> OperationId:
 def container_name(member: MemberId) -> str:
     """The deterministic container name: at most one container per member identity, ever (R-LCH-02)."""
     return f"tuneplane-{member}"
+
+
+def stranger_operation(container: str, member: MemberId, kind: str) -> OperationId:
+    """The operation by which an operator stops a stranger (P-07), or the control plane lets its Node forget it."""
+    return OperationId(f"stranger-{hashlib.sha256(f'{container} {member}'.encode()).hexdigest()[:24]}:{kind}")

@@ -55,6 +55,7 @@ class NodeMember:
     grace_deadline: float = 0.0  # seconds since the boot ``grace_boot_id``, once the stop signal was sent (L-E11)
     grace_boot_id: str = ""
     cleaned: bool = False
+    stranger: bool = False  # stopped by an operator, and known to no control plane (P-07)
     cpu_millis: int = 0
     memory_bytes: int = 0
     gpu_uuids: tuple[str, ...] = ()
@@ -247,6 +248,8 @@ def decide(
     if command.kind is CommandKind.STOP and row.phase is not known.phase:
         changed = evolve(changed, stop_signal=command.stop_signal or known.stop_signal, stop_grace_seconds=command.stop_grace_seconds)
         changed = evolve(changed, trace=known.trace or command.trace)
+    if command.stranger and command.kind is CommandKind.STOP:
+        changed = evolve(changed, stranger=True, container_id=changed.container_id or command.container)
     if row.phase in ENDED and known.phase not in ENDED:
         changed = _ended(changed, row.reason, Facts(reason_detail=command.reason), place)
     if changed != known:

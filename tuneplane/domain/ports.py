@@ -140,6 +140,10 @@ class NodeStore(Protocol):
         """Accept the hold that the Node reports (P-07): the session epoch rises to what the Node has seen, its session is
         closed, and the next Welcome says so. NotFound; Refused ``no-such-hold`` unless its inventory has a hold of that id."""
 
+    async def stop_stranger(self, node: NodeId, container: str, member: MemberId, by: UserName, now: datetime) -> Node:
+        """Persist an operator's Stop of a stranger; repeated after a refusal, it is sent again. NotFound; Refused
+        ``no-such-stranger`` unless the Node's inventory has one of this container and member (P-07)."""
+
     async def delete_node(self, node: NodeId, force: bool, now: datetime) -> None:
         """Refused(code="node-busy", reasons naming the members left) without ``force`` when active or holding anything."""
 

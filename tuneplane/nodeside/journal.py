@@ -253,7 +253,7 @@ class Journal:
         return Accepted(decision.answer, decision.record, decision.action)
 
     def _obeys_in_hold(self, command: Command) -> bool:
-        return self._hold is not None and command.kind is CommandKind.STOP and command.ended
+        return self._hold is not None and command.kind is CommandKind.STOP and (command.ended or command.stranger)
 
     def _keep(self, command: Command, decision: Decision) -> None:
         if decision.record is not None:  # answers of forgotten members go with them

@@ -11,11 +11,12 @@ from typing import Protocol
 
 from attrs import define
 
-from tuneplane.domain.frames import Command, CommandAnswer
+from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
 from tuneplane.domain.ids import MemberId
 from tuneplane.domain.member_table import ENDED, MemberAction, NodePhase
 
 from .core import NodeCore
+from .strangers import why_no_stranger
 
 
 class Drivers(Protocol):
@@ -44,6 +45,9 @@ class Members:
         will be sent again, under the same operation. What was journalled is acted on at once all the same (P-09).
         """
         core = self.core
+        refusal = await why_no_stranger(core, command) if command.stranger and command.kind is CommandKind.STOP else ""
+        if refusal:
+            return CommandAnswer(operation=command.operation, accepted=False, code=refusal)
         try:
             accepted = await core.journal.accept(command, core.place(), core.grants)
         except (OSError, sqlite3.Error):

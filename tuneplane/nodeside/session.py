@@ -182,7 +182,7 @@ class SessionActor(Actor):
 
     def _dispatch(self, frame: GatewayFrame, link: NodeLink, desk: LogDesk, context: Context, fresh: bool) -> None:
         if isinstance(frame, Command):
-            held = not fresh and not (frame.kind is CommandKind.STOP and frame.ended)
+            held = not fresh and not (frame.kind is CommandKind.STOP and (frame.ended or frame.stranger))
             if not held and frame.session_epoch == link.welcome.session_epoch:
                 self._pass_on(frame, link, context)
         elif isinstance(frame, ObservationAck):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 
 from tuneplane.domain.fleets import MOST_STRANGERS, Stranger
+from tuneplane.domain.frames import Command
 from tuneplane.domain.ids import MemberId, container_name
 from tuneplane.domain.member_table import ENDED
 from tuneplane.domain.node_member import LABEL_CARDS, LABEL_CPU, LABEL_FENCE, LABEL_MEMBER, LABEL_MEMORY, LABEL_NODE, NodeMember
-from tuneplane.domain.node_ports import ContainerState, Life
+from tuneplane.domain.node_ports import ContainerState, EngineDown, EngineRefused, EngineUnclear, Life
 
 from .core import NodeCore
 
@@ -28,11 +29,30 @@ async def find_strangers(core: NodeCore) -> tuple[tuple[Stranger, ...], tuple[st
     unknown = sorted((each for each in listed if _is_stranger(core, each)), key=lambda each: each.id)
     seen = [await core.engine.inspect(each.id) for each in unknown[:MOST_STRANGERS]]
     running = [_of_container(each) for each in seen if each is not None and _is_stranger(core, each)]
-    records = [record for member in sorted(core.unclaimed) if (record := core.journal.member(member)) is not None]
-    found = [*running, *(_of_record(record) for record in records if record.phase not in ENDED)]
+    records = [record for record in core.journal.members() if _is_unclaimed(core, record)]
+    found = [*running, *(_of_record(record) for record in records)]
     more = len(unknown) + len(records) - MOST_STRANGERS
     problem = f"{more} more containers of Tuneplane's run here that nobody knows" if more > 0 else ""
     return tuple(found[:MOST_STRANGERS]), ((problem,) if problem else ())
+
+
+async def why_no_stranger(core: NodeCore, command: Command) -> str:
+    """Why an operator's stop is not obeyed: the code of the answer. Asked again of the engine: what was listed may be gone,
+    or another's by now. "": it is a stranger, and may be stopped."""
+    record = core.journal.member(command.member)
+    if record is not None:
+        return "" if _is_unclaimed(core, record) or record.stranger else "known-member"
+    try:
+        found = await core.engine.inspect(command.container) if command.container else None
+    except (EngineDown, EngineUnclear, EngineRefused):
+        return "runtime-silent"
+    if found is None or found.id != command.container or not _is_stranger(core, found):
+        return "no-such-stranger"
+    return "" if found.labels.get(LABEL_MEMBER) == command.member else "no-such-stranger"
+
+
+def _is_unclaimed(core: NodeCore, record: NodeMember) -> bool:
+    return record.phase not in ENDED and (record.stranger or record.member in core.unclaimed)
 
 
 def _is_stranger(core: NodeCore, found: ContainerState) -> bool:

@@ -12,6 +12,7 @@ from tuneplane.domain.ids import GatewayId, MemberId, NodeId, OperationId, opera
 from tuneplane.domain.jobs import OutgoingCommand
 from tuneplane.domain.ports import Topic
 
+from . import strangers
 from .database import Aggregate, clean, hold_epoch, note, poke
 
 INSERT = (
@@ -37,7 +38,9 @@ class Commands(Aggregate):
             " WHERE gateway_id = $1 AND closed_at IS NULL AND answered_at IS NULL AND withdrawn_at IS NULL"
             " AND (sent_epoch IS NULL OR sent_epoch < epoch) ORDER BY kind <> 'stop', command.created_at, operation LIMIT $2"
         )
-        return [OutgoingCommand(node=row["node_id"], command=_command(row)) for row in await self._db.fetch(sql, gateway, limit)]
+        found = [strangers.outgoing(row) for row in await self._db.fetch(strangers.OUTGOING, gateway, limit)]
+        rows = await self._db.fetch(sql, gateway, limit - len(found))
+        return found + [OutgoingCommand(node=row["node_id"], command=_command(row)) for row in rows]
 
     async def mark_sent(self, operation: OperationId, node: NodeId, epoch: int, now: datetime) -> bool:
         return await self._db.write("mark_sent", _mark_sent, operation, node, epoch, now)
@@ -78,7 +81,8 @@ async def _mark_sent(connection: Connection, operation: OperationId, node: NodeI
         "UPDATE command SET sent_epoch = $3, sent_at = $4 WHERE operation = $1 AND node_id = $2"
         " AND answered_at IS NULL AND withdrawn_at IS NULL RETURNING operation"
     )
-    return await connection.fetchrow(sql, operation, node, epoch, now) is not None
+    marked = await connection.fetchrow(sql, operation, node, epoch, now) is not None
+    return marked or await strangers.mark_sent(connection, operation, node, epoch)
 
 
 async def _answer(
@@ -90,6 +94,8 @@ async def _answer(
         " WHERE member.id = (SELECT member_id FROM command WHERE operation = $1 AND node_id = $2) FOR NO KEY UPDATE OF member"
     )
     member = await connection.fetchrow(sql, operation, node)
+    if member is None:
+        await strangers.answer(connection, operation, node, accepted, code, now)
     sql = (
         "UPDATE command SET answered_at = $2, accepted = $3, code = $4, detail = $5 WHERE operation = $1 AND answered_at IS NULL"
         " RETURNING kind"

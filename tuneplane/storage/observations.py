@@ -24,6 +24,7 @@ from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase
 from tuneplane.domain.log_archive import archive_note, with_note
 from tuneplane.domain.ports import Topic
 
+from . import strangers
 from .commands import insert_stop, settle_stop, withdraw
 from .database import Aggregate, clean, hold_epoch, note, poke, to_json
 from .doubt import doubt_reported, make_unknown
@@ -58,6 +59,8 @@ async def _observe(connection: Connection, node: NodeId, epoch: int, seen: Obser
     """None: no member of ours. A text: why the Node's journal is in doubt; then nothing was stored."""
     await hold_epoch(connection, node, epoch)
     row = await connection.fetchrow(ROW, seen.member, node)
+    if row is None and await strangers.settle(connection, node, seen, now):
+        return ""
     if row is None or (seen.plan_digest and seen.plan_digest != row["plan_digest"]):
         return None
     known = _known(row)

@@ -17,12 +17,15 @@ from .nodes import Nodes
 from .observations import Observations
 from .pokes import Pokes
 from .sessions import Sessions
+from .stranger_stops import Strangers
 
 if TYPE_CHECKING:
     from tuneplane.domain.ports import Storage
 
 
-class PostgresStorage(Accounts, Fleets, Enrolment, Nodes, Sessions, Inventories, Observations, Commands, Jobs, Launches, Identities, Pokes):
+class PostgresStorage(
+    Accounts, Fleets, Enrolment, Nodes, Sessions, Inventories, Observations, Commands, Jobs, Launches, Identities, Strangers, Pokes
+):
     """Storage on PostgreSQL. Made by :func:`tuneplane.storage.open_storage`; any number of tasks may use it at once."""
 
     async def ping(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from tuneplane.control.api import EpochAcceptance, JoinAnswer, LossDeclaration, NodeAnswer, NodePatch
+from tuneplane.control.api import EpochAcceptance, JoinAnswer, LossDeclaration, NodeAnswer, NodePatch, StrangerStop
 from tuneplane.domain.ids import FleetId, MemberId, NodeId
 from tuneplane.domain.jobs import JoinRequest
 
@@ -75,6 +75,12 @@ async def declare_member_lost(site: Site, call: Call) -> Answer:
 async def accept_epoch(site: Site, call: Call) -> Answer:
     """Let a Node obey again that holds its commands because this control plane's database was restored from a backup."""
     return Answer(value=await site.api.nodes.accept_epoch(call.user, NodeId(call.path["node"]), call.body))
+
+
+@router.route("POST", "/api/nodes/{node}/stop-stranger", who=Who.ADMIN, body=StrangerStop, answers={202: NodeAnswer}, problems=(409,))
+async def stop_stranger(site: Site, call: Call) -> Answer:
+    """Stop a container of Tuneplane's that neither the Node's journal nor this console knows."""
+    return Answer(status=202, value=await site.api.nodes.stop_stranger(call.user, NodeId(call.path["node"]), call.body))
 
 
 @router.route("DELETE", "/api/nodes/{node}", who=Who.ADMIN, query=DeleteQuery, answers={204: None}, problems=(409,))

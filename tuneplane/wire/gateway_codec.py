@@ -108,6 +108,8 @@ def _decode_command(m: pb.Command) -> Command:
         trace=TraceId(f.optional_id(m.trace, "command.trace")),
         cause=f.word(m.cause, "command.cause", f.MAX_ID_LENGTH),
         ended=m.ended,
+        stranger=m.stranger,
+        container=f.optional_id(m.container, "command.container"),
     )
 
 
@@ -127,6 +129,8 @@ def _encode_command(v: Command) -> pb.Command:
         trace=v.trace,
         cause=v.cause,
         ended=v.ended,
+        stranger=v.stranger,
+        container=v.container,
     )
 
 

@@ -18,6 +18,7 @@ from .observations import Observations
 from .people import People
 from .rows import Book, Change
 from .sessions import Sessions
+from .strangers import Strangers
 
 if TYPE_CHECKING:
     from tuneplane.domain.ports import Storage
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Book", "Calm", "Change", "Client", "Database", "Twin", "Weather"]
 
 
-class Twin(People, Nodes, Losses, Sessions, Observations, Jobs, Launches):
+class Twin(People, Nodes, Losses, Sessions, Observations, Strangers, Jobs, Launches):
     """One process's connection to the shared :class:`Database`."""
 
 

@@ -26,6 +26,7 @@ from tuneplane.domain.ports import Topic
 from tuneplane.storage.database import clean
 from tuneplane.storage.doubt import why_missing
 
+from . import strangers
 from .base import Client, note, poke
 from .nodes import hold_epoch, release
 from .rows import Book, MemberRow
@@ -75,6 +76,8 @@ def _is_missing(book: Book, row: MemberRow, epoch: int) -> bool:
 def _observe(book: Book, node: NodeId, epoch: int, seen: Observation, now: datetime) -> str | None:
     hold_epoch(book, node, epoch)
     row = book.members.get(seen.member)
+    if (row is None or row.node != node) and strangers.settle(book, node, seen, now):
+        return ""
     if row is None or row.node != node or (seen.plan_digest and seen.plan_digest != row.plan_digest):
         return None
     known = _known(book, row)

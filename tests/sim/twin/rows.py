@@ -163,6 +163,22 @@ class CommandRow:
         return self.answered_at is None and self.withdrawn_at is None
 
 
+@frozen(kw_only=True)
+class StrangerRow:
+    """A command for what is no member here."""
+
+    operation: OperationId
+    node: NodeId
+    member: MemberId
+    container: str
+    kind: CommandKind
+    asked_by: str
+    created_at: datetime
+    sent_epoch: int | None = None
+    answered_at: datetime | None = None
+    accepted: bool | None = None
+
+
 @frozen
 class Change:
     """One row before and after: None for no row."""
@@ -232,6 +248,7 @@ class Book:
     gpu_holds: Table[str, MemberId] = field(init=False)
     port_holds: Table[tuple[NodeId, int], MemberId] = field(init=False)
     commands: Table[OperationId, CommandRow] = field(init=False)
+    stranger_commands: Table[OperationId, StrangerRow] = field(init=False)
     timeline: Table[int, tuple[JobId, TimelineEvent]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:

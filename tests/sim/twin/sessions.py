@@ -15,6 +15,7 @@ from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase
 from tuneplane.domain.ports import Topic
 from tuneplane.storage.database import clean
 
+from . import strangers
 from .base import Client, note, poke
 from .nodes import hold_epoch, set_cordon
 from .rows import Book, CommandRow, GatewayRow, MemberRow, NodeRow, SessionRow
@@ -228,7 +229,9 @@ def _outgoing(book: Book, gateway: GatewayId, limit: int) -> list[OutgoingComman
         if session is not None and here and command.open and (command.sent_epoch is None or command.sent_epoch < session.epoch):
             found.append((command, session.epoch))
     found.sort(key=lambda one: (one[0].kind is not CommandKind.STOP, one[0].created_at, one[0].operation))
-    return [OutgoingCommand(node=command.node, command=_frame(book, command, epoch)) for command, epoch in found[:limit]]
+    first = strangers.outgoing(book, gateway)[:limit]
+    rest = found[: limit - len(first)]
+    return first + [OutgoingCommand(node=command.node, command=_frame(book, command, epoch)) for command, epoch in rest]
 
 
 def _frame(book: Book, row: CommandRow, epoch: int) -> Command:
@@ -254,7 +257,9 @@ def _mark_sent(book: Book, operation: OperationId, node: NodeId, epoch: int) -> 
     session, command = book.sessions.get(node), book.commands.get(operation)
     if session is None or session.epoch != epoch or session.closed_at is not None:
         return False
-    if command is None or command.node != node or not command.open:
+    if command is None:
+        return strangers.mark_sent(book, operation, node, epoch)
+    if command.node != node or not command.open:
         return False
     book.commands.put(operation, evolve(command, sent_epoch=epoch))
     return True
@@ -263,6 +268,8 @@ def _mark_sent(book: Book, operation: OperationId, node: NodeId, epoch: int) -> 
 def _answer(book: Book, operation: OperationId, node: NodeId, epoch: int, accepted: bool, code: str, detail: str, now: datetime) -> None:
     hold_epoch(book, node, epoch)
     command = book.commands.get(operation)
+    if command is None:
+        strangers.answer(book, operation, node, accepted, now)
     if command is None or command.node != node or command.answered_at is not None:
         return
     book.commands.put(operation, evolve(command, answered_at=now, accepted=accepted))

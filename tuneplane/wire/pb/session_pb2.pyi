@@ -344,7 +344,7 @@ class HeartbeatReply(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("operation", "kind", "member", "session_epoch", "claim_epoch", "plan", "plan_digest", "hold_seconds", "stop_signal", "stop_grace_seconds", "reason", "trace", "cause", "ended")
+    __slots__ = ("operation", "kind", "member", "session_epoch", "claim_epoch", "plan", "plan_digest", "hold_seconds", "stop_signal", "stop_grace_seconds", "reason", "trace", "cause", "ended", "stranger", "container")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +359,8 @@ class Command(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    STRANGER_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
     operation: str
     kind: CommandKind
     member: str
@@ -373,7 +375,9 @@ class Command(_message.Message):
     trace: str
     cause: str
     ended: bool
-    def __init__(self, operation: _Optional[str] = ..., kind: _Optional[_Union[CommandKind, str]] = ..., member: _Optional[str] = ..., session_epoch: _Optional[int] = ..., claim_epoch: _Optional[int] = ..., plan: _Optional[bytes] = ..., plan_digest: _Optional[str] = ..., hold_seconds: _Optional[float] = ..., stop_signal: _Optional[str] = ..., stop_grace_seconds: _Optional[float] = ..., reason: _Optional[bytes] = ..., trace: _Optional[str] = ..., cause: _Optional[str] = ..., ended: _Optional[bool] = ...) -> None: ...
+    stranger: bool
+    container: str
+    def __init__(self, operation: _Optional[str] = ..., kind: _Optional[_Union[CommandKind, str]] = ..., member: _Optional[str] = ..., session_epoch: _Optional[int] = ..., claim_epoch: _Optional[int] = ..., plan: _Optional[bytes] = ..., plan_digest: _Optional[str] = ..., hold_seconds: _Optional[float] = ..., stop_signal: _Optional[str] = ..., stop_grace_seconds: _Optional[float] = ..., reason: _Optional[bytes] = ..., trace: _Optional[str] = ..., cause: _Optional[str] = ..., ended: _Optional[bool] = ..., stranger: _Optional[bool] = ..., container: _Optional[str] = ...) -> None: ...
 
 class ObservationAck(_message.Message):
     __slots__ = ("member", "revision")
