@@ -24,7 +24,7 @@ from rich.console import Console as RichConsole
 from tuneplane.app.cli import main, start
 from tuneplane.app.client import ClientError, Credentials, check_url, read_credentials, read_events, write_credentials
 from tuneplane.app.data_dir import console_certificate, utc_now
-from tuneplane.app.tables import PIPE_WIDTH, jobs_table, progress_text, why
+from tuneplane.app.tables import PIPE_WIDTH, job_details, jobs_table, nodes_table, progress_text, why
 from tuneplane.domain import codec
 from tuneplane.domain.jobspec import JobSpec, check_job_spec, check_node_fleet_shape, check_supported
 
@@ -335,3 +335,55 @@ def test_every_example_is_a_spec_that_a_node_fleet_could_take(path: Path) -> Non
     check_job_spec(spec)
     check_supported(spec.spec)
     check_node_fleet_shape(spec.spec)
+
+
+GANG = {
+    **JOB,
+    "state": "preparing",
+    "attempts": [
+        {
+            "number": 1,
+            "main_address": "10.0.0.1",
+            "main_port": 20999,
+            "members": [
+                {
+                    "id": "job-1-1-0",
+                    "node": "n1",
+                    "phase": "prepared",
+                    "progress": {"phase": "wait-for-peers", "done": 1, "total": 2, "unit": "members"},
+                },
+                {
+                    "id": "job-1-1-1",
+                    "node": "n2",
+                    "phase": "preparing",
+                    "progress": {"phase": "pull", "done": 5_000_000, "total": 0, "unit": "bytes"},
+                },
+            ],
+        }
+    ],
+}
+
+
+def test_a_gang_shows_where_it_meets_and_first_what_keeps_the_others_waiting() -> None:
+    """R-LCH-15."""
+    out = io.StringIO()
+    job_details(GANG, RichConsole(file=out, width=PIPE_WIDTH))
+    assert "attempt 1 meets at 10.0.0.1 port 20999" in out.getvalue()
+    assert "wait-for-peers 1/2 members" in out.getvalue()
+    assert why(GANG) == "pull 5.0 MB"
+
+
+def test_a_node_shows_the_numeric_address_that_gangs_use_where_it_is_another() -> None:
+    node = {
+        "id": "n1",
+        "fleet": "lab",
+        "address": "host-a",
+        "connection": {"state": "connected"},
+        "scheduling": {"state": "active"},
+        "ready": {"value": True, "reasons": []},
+    }
+    shown = {"": "host-a", "10.0.0.5": "host-a (10.0.0.5)"}
+    for numeric, text in shown.items():
+        out = io.StringIO()
+        RichConsole(file=out, width=PIPE_WIDTH).print(nodes_table([{**node, "inventory": {"route_address": numeric}}]))
+        assert f" {text} " in out.getvalue()

@@ -13,6 +13,6 @@ Long-lived tasks, all in the tree of :func:`.daemon.node_root`:
 | the session: dial, receive, report, resend, confirm inventory; its log reads | ``node`` | ``answers`` 512, the link's lanes |
 
 A session answers at most 256 followed and 32 bounded log reads. The outbox of reports is a set of members. Blocking work
-runs on three threads at most, one for each of journal, logs and other small files; the storage root is only ever touched by
-child processes with a deadline.
+runs on four threads at most, one for each of journal, logs, other small files and looks at the workloads' network (which
+starts a fifth, that ends, to enter another namespace); the storage root is only ever touched by child processes with a deadline.
 """
