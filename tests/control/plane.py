@@ -35,6 +35,7 @@ from tuneplane.wire.tls import client_context, server_context
 TIMINGS = PRODUCTION.scaled(0.1)  # heartbeat 0.7 s, idle 2 s, claims 1.5 s, poll 0.2 s
 FLEET = FleetId("lab")
 ADA = UserName("ada")
+IMAGE = "registry.example/busybox@sha256:" + "0" * 64
 
 
 def now() -> datetime:
@@ -146,8 +147,8 @@ class Plane:
         found = await self.storage.get_node(node, now())
         return found is not None and found.connection.state == "connected" and found.inventory_healthy, found
 
-    async def submit(self, *, nodes: int = 1, **changes: object) -> JobId:
-        """One CPU and 1 GB a machine."""
+    async def submit(self, *, nodes: int = 1, pinned: str = IMAGE, **changes: object) -> JobId:
+        """One CPU and 1 GB a machine. ``pinned`` is what the image was resolved to."""
         self._count += 1
         body = JobBody(
             command=("true",),
@@ -161,7 +162,7 @@ class Plane:
             spec,
             owner=ADA,
             fleet=FLEET,
-            image="registry.example/busybox@sha256:" + "0" * 64,
+            image=pinned,
             trace=TraceId(f"trace-{self._count}"),
             idempotency_key=None,
             now=now(),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.system import WholeSystem
+from tests.support.system import WholeSystem, open_system_of_processes
 
 pytestmark = [pytest.mark.e2e]
 
@@ -116,3 +116,16 @@ def test_logs_command_follows_as_a_person_would(system: WholeSystem, tmp_path: P
     assert token.encode() not in done.stdout + done.stderr
     followed = subprocess.run([program, "logs", "-f", job], env=env, capture_output=True, timeout=60, check=False)
     assert (followed.returncode, followed.stdout) == (0, b"one\ntwo\n"), followed.stderr
+
+
+def test_log_outlives_its_node(tmp_path: Path) -> None:
+    """R-LCH-13, L-E7: read, by its last lines and followed, after the Node was ended and removed for good."""
+    with open_system_of_processes() as system:
+        job = _numbers(system, 1000)
+        system.wait_cleaned(job)
+        system.kill("node")
+        system.client.delete(f"/api/nodes/{system.node_id}?force=true")
+        expected = b"".join(b"line %d\n" % number for number in range(1, 1001))
+        assert system.client.read_log(job)[0] == expected
+        assert system.client.read_log(job, tail_lines=1)[0] == b"line 1000\n"
+        assert system.follow_log(job, offset=7) == expected[7:]

@@ -93,3 +93,20 @@ def test_job_that_runs_too_long_is_ended_with_that_reason(system: WholeSystem) -
     job = system.sh("sleep 600", max_runtime_seconds=1)
     failed = system.wait_job(job, "failed")
     assert failed["reason_code"] == "max-runtime"
+
+
+def test_daemon_that_leaves_during_a_grace_ends_at_once_and_the_stop_goes_on_without_it(system: WholeSystem) -> None:
+    """L-E11, L-C21: no time without heartbeats before its end, no second grace after it, and the job's own exit code."""
+    script = "trap 'echo told; sleep 8; exit 7' TERM; echo up; while true; do sleep 0.1; done"
+    job = system.sh(script, stop={"signal": "SIGTERM", "grace_seconds": 60})
+    system.wait_log(job, b"up\n")
+    _stop(system, job)
+    system.wait_log(job, b"told\n")
+    began = time.monotonic()
+    assert system.stop("node") == 0
+    assert time.monotonic() - began < 7, "the daemon waited for the job"
+    assert [container["State"] for container in system.containers(job)] == ["running"]
+    system.start("node")
+    stopped = system.wait_job(job, "stopped")
+    assert stopped["attempts"][0]["members"][0]["exit_code"] == 7
+    assert system.read_log(job) == b"up\ntold\n"
