@@ -110,6 +110,19 @@ async def test_reconnection_invalidates_capacity_until_a_fresh_inventory(open_wo
         assert not (await get(world)).inventory_healthy
 
 
+@pytest.mark.parametrize("state", [NodeState.CORDONED, NodeState.DRAINING])
+async def test_what_an_operator_said_of_a_node_survives_its_reconnection(open_world: OpenWorld, state: NodeState) -> None:
+    """R-SES-05."""
+    async with open_world() as world:
+        await world.node()
+        await world.storage.set_node_state(N1, state, "disk swap", world.now)
+        opened = await world.connect()
+        await world.storage.record_inventory(N1, opened.epoch, an_inventory(), "d", world.now)
+        node = await get(world)
+        assert node.state is state
+        assert [cordon.reason for cordon in node.cordons] == ["disk swap"]
+
+
 async def test_inventory_with_problems_is_not_healthy(open_world: OpenWorld) -> None:
     async with open_world() as world:
         opened = await world.node()
