@@ -5,6 +5,6 @@ then what is replaced: ``clock`` and ``loop`` (time, scheduler), ``twin`` and ``
 (bridge's calls, under the wire code), ``machine`` and ``engine`` (clocks, disk, container runtime), ``processes`` (lives,
 deaths, fault points).
 
-Long-lived tasks, all in the world's nursery: the network (one heap of deliveries), one a process and one a life of it,
+Long-lived tasks, all in the world's nursery: one a process and one a life of it,
 users and troubles. A killed process loses all power at once (``fate.Life``); its actors unwind unseen on a copy of its disk.
 """

@@ -60,6 +60,13 @@ async def sleep_until(when: float) -> None:
     await trio.lowlevel.wait_task_rescheduled(sleeper.abort)
 
 
+def call_at(when: float, callback: Callable[[], object]) -> None:
+    """See :meth:`SimClock.call_at`; of the clock of this run."""
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, SimClock)
+    clock.call_at(when, callback)
+
+
 class _Sleeper:
     __slots__ = ("task",)
 

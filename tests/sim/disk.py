@@ -73,10 +73,13 @@ class SimDisk:
 
     def _wal_now(self) -> tuple[bytes, int]:
         try:
-            with (self.state_dir / WAL).open("rb") as file:
-                return file.read(WAL_HEADER_BYTES), os.fstat(file.fileno()).st_size
+            descriptor = os.open(f"{self.root}/{self.node}-{self.number}/{WAL}", os.O_RDONLY)
         except FileNotFoundError:
             return b"", 0
+        try:
+            return os.read(descriptor, WAL_HEADER_BYTES), os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
 
     # ------------------------------------------------ deaths
 

@@ -9,8 +9,9 @@ time was spent there. It is written for the Trio in ``MADE_FOR``; with another o
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterator, MutableSequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import trio
@@ -25,14 +26,6 @@ MADE_FOR = ("0.35.0",)
 LOOK_EVERY = 1000  # turns of the loop: some hundredths of a second
 
 
-class _Shuffler(random.Random):
-    """Most turns of the loop have one runnable task."""
-
-    def shuffle(self, x: MutableSequence[Any]) -> None:
-        if len(x) > 1:
-            super().shuffle(x)
-
-
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """While the block runs, the order in which ``trio.run`` runs its tasks is a function of the seed.
@@ -40,14 +33,43 @@ def seeded(seed: int) -> Iterator[None]:
     The switch ``_ALLOW_DETERMINISTIC_SCHEDULING`` is Trio's own, for test libraries.
     """
     run: Any = _run
-    former = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r, run.unrolled_run
-    run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = True, _Shuffler(seed)
+    scope = run.CancelScope
+    former = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r, run.unrolled_run, scope._might_change_registered_deadline
+    run._ALLOW_DETERMINISTIC_SCHEDULING, run._r = True, random.Random(seed)
     if trio.__version__ in MADE_FOR:
-        run.unrolled_run = seeded_run
+        run.unrolled_run, scope._might_change_registered_deadline = seeded_run, _registration
     try:
         yield
     finally:
-        run._ALLOW_DETERMINISTIC_SCHEDULING, run._r, run.unrolled_run = former
+        run._ALLOW_DETERMINISTIC_SCHEDULING, run._r, run.unrolled_run, scope._might_change_registered_deadline = former
+
+
+class _Registration:
+    """What Trio does around every change of a scope, six times in the life of each, there as a generator."""
+
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: Any) -> None:
+        self.scope = scope
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *raised: object) -> None:
+        scope = self.scope
+        old = scope._registered_deadline
+        new = inf if scope._cancel_status is None or scope._cancel_called else scope._deadline
+        if old != new:
+            scope._registered_deadline = new
+            deadlines = _run.GLOBAL_RUN_CONTEXT.runner.deadlines
+            if old != inf:
+                deadlines.remove(old, scope)
+            if new != inf:
+                deadlines.add(new, scope)
+
+
+def _registration(scope: Any) -> _Registration:
+    return _Registration(scope)
 
 
 def _order(task: Any) -> int:
@@ -90,7 +112,7 @@ def seeded_run(runner: Any, async_fn: Any, args: Any) -> Generator[float, Any, N
 def _run_batch(runner: Any) -> None:
     batch = list(runner.runq)
     runner.runq.clear()
-    if len(batch) > 1:
+    if len(batch) > 1:  # most turns of the loop have one runnable task
         batch.sort(key=_order)
         _run._r.shuffle(batch)
     context = _run.GLOBAL_RUN_CONTEXT

@@ -8,6 +8,7 @@ overtaken. A cut holds what is on the wire back and may deliver it much later; a
 from __future__ import annotations
 
 import ssl
+import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -204,7 +205,7 @@ class Listener:
 
 @define(eq=False)
 class Network:
-    """Who listens where, what is under way, and what is cut. ``run`` is its one task."""
+    """Who listens where, what is under way, and what is cut."""
 
     fate: Fate
     clock: SimClock
@@ -212,28 +213,16 @@ class Network:
     ends: dict[End, None] = field(factory=dict)
     cuts: set[frozenset[str]] = field(factory=set)
     listeners: dict[tuple[str, int], Listener] = field(factory=dict)
-    _due: deque[Callable[[], None]] = field(factory=deque)  # happens now
-    _runner: trio.lowlevel.Task | None = None  # waits for something to happen
-
-    async def run(self) -> None:
-        while True:
-            while self._due:
-                self._due.popleft()()
-            self._runner = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._give_up)
-
-    def _give_up(self, _: object) -> trio.lowlevel.Abort:
-        self._runner = None
-        return trio.lowlevel.Abort.SUCCEEDED
 
     def at(self, when: float, what: Callable[[], None]) -> None:
-        self.clock.call_at(when, lambda: self._happens(what))
+        """Something arrives then, between two turns of the scheduler."""
+        self.clock.call_at(when, lambda: self._arrive(what))
 
-    def _happens(self, what: Callable[[], None]) -> None:
-        self._due.append(what)
-        if self._runner is not None:
-            trio.lowlevel.reschedule(self._runner)
-            self._runner = None
+    def _arrive(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception as error:
+            self.fate.note_violation(f"a receiver raised: {''.join(traceback.format_exception(error))}")
 
     def latency(self) -> float:
         return self.fate.soon(2.0) if self.fate.strikes("control-delay", 0.05) else 0.001 + self.fate.random.random() * 0.02

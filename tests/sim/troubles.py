@@ -52,7 +52,7 @@ class Troubles:
             ("cut", 30.0, self._cut),
             ("clock-step", 20.0, self._step_clock),
             ("database-away", 60.0, self._take_database),
-            ("read-logs", 4.0, lambda: self.ground.nursery.start_soon(Readers(self.ground).read)),
+            ("read-logs", 8.0, lambda: self.ground.nursery.start_soon(Readers(self.ground).read)),
             ("declare-lost", 30.0, lambda: self.ground.nursery.start_soon(self._declare_lost)),
             ("forget", 15.0, lambda: self.ground.nursery.start_soon(self._forget)),
             ("database-restored", 50.0, lambda: self.ground.nursery.start_soon(self._restore_database)),

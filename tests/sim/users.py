@@ -35,7 +35,7 @@ class Users:
 
     async def run(self) -> None:
         luck = self.fate.random
-        for number in range(luck.randint(3, 10)):
+        for number in range(luck.randint(2, 8)):
             await sleep(self.fate.soon(SUBMIT_SECONDS))
             job = JobId(f"job-{number}")
             self.jobs.append(job)

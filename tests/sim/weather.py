@@ -7,7 +7,7 @@ from attrs import define
 
 from tuneplane.domain.errors import StorageUnavailable
 
-from .clock import sleep
+from .clock import call_at, sleep
 from .fate import Fate, Life
 
 
@@ -47,6 +47,10 @@ class Storm:
 
     def loses_poke(self) -> bool:
         return self.outages.away or self.fate.strikes("poke-lost", 0.5)
+
+    async def wait_news(self, news: trio.Event, seconds: float) -> None:
+        call_at(trio.current_time() + seconds, news.set)
+        await news.wait()
 
     def _seconds(self) -> float:
         if self.fate.strikes("storage-delay", 0.05):

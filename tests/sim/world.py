@@ -103,7 +103,7 @@ class World:
         await twin.create_fleet(
             Fleet(id=FLEET, kind=FleetKind.NODE, delivery=Delivery.SHARED_MOUNT, capabilities=(Capability.TRAIN,), created_at=true_now())
         )
-        for number in range(luck.choice((1, 2, 2, 3, 3, 4))):
+        for number in range(luck.choice((1, 1, 2, 2, 3, 4))):
             await self._add_node(twin, root, NodeId(f"node-{number}"))
         for number in range(luck.randint(1, 2)):
             self.processes[f"worker-{number}"] = Worker(f"worker-{number}", self.ground)
@@ -182,7 +182,6 @@ async def _simulate(fate: Fate, clock: SimClock, root: Path) -> tuple[World, flo
         world = World(fate, ground, judge)
         database.watchers.append(world.judge.committed)
         with installed(network), _instrumented(fate, world), watched_fsync(disks):
-            nursery.start_soon(network.run)
             await world.build(root)
             disks += [machine.disk for machine in world.judge.machines.values()]
             await world.live()

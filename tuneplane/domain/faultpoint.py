@@ -7,8 +7,8 @@ list: a name that is used and not listed, or listed and never reached, fails the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 FaultHook = Callable[[str, str], None]
 """``hook(name, moment)`` with moment ``before`` or ``after``; it may kill the process or raise :class:`AnswerLost`."""
@@ -107,12 +107,24 @@ def install_fault_hook(hook: FaultHook | None) -> None:
     _hook = hook
 
 
-@contextmanager
-def fault_point(name: str) -> Iterator[None]:
+class _Passage:
+    """A class of its own: on the way to every durable write, a generator would cost more than the check."""
+
+    __slots__ = ("_hook", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._hook = _hook
+
+    def __enter__(self) -> None:
+        if self._hook is not None:
+            self._hook(self._name, "before")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._hook is not None and kind is None:
+            self._hook(self._name, "after")
+
+
+def fault_point(name: str) -> _Passage:
     """Bracket one durable write or external effect. An exception inside the block skips the ``after`` moment."""
-    if _hook is None:
-        yield
-        return
-    _hook(name, "before")
-    yield
-    _hook(name, "after")
+    return _Passage(name)

@@ -39,6 +39,9 @@ class Weather(Protocol):
 
     def loses_poke(self) -> bool: ...
 
+    async def wait_news(self, news: trio.Event, seconds: float) -> None:
+        """Until ``news`` is set, or ``seconds`` have passed (it may then be set all the same)."""
+
 
 class Calm:
     """Every request takes one turn of the scheduler."""
@@ -51,6 +54,10 @@ class Calm:
 
     def loses_poke(self) -> bool:
         return False
+
+    async def wait_news(self, news: trio.Event, seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            await news.wait()
 
 
 @define(eq=False)
@@ -150,8 +157,7 @@ class Turns:
         return self
 
     async def __anext__(self) -> frozenset[Topic]:
-        with trio.move_on_after(self.poll_seconds):
-            await self._news.wait()
+        await self.weather.wait_news(self._news, self.poll_seconds)
         heard, self._heard, self._news = frozenset(self._heard) or self.topics, set(), trio.Event()
         return heard
 
