@@ -24,7 +24,7 @@ class SimClock(Clock):
     """Starts at 0. ``call_at`` callbacks run between two turns of the loop, in the order of their moments, outside any task."""
 
     def __init__(self) -> None:
-        self._now = 0.0
+        self.now = 0.0
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
 
@@ -32,18 +32,18 @@ class SimClock(Clock):
         pass
 
     def current_time(self) -> float:
-        return self._now
+        return self.now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """No task can run now: go to the next moment. How long to wait for real: only if nothing is to come."""
         due = self._due
         if due and due[0][0] < deadline:
             deadline = due[0][0]
-        if deadline > self._now:
+        if deadline > self.now:
             if deadline == inf:
                 return HANG_SECONDS
-            self._now = deadline
-        while due and due[0][0] <= self._now:
+            self.now = deadline
+        while due and due[0][0] <= self.now:
             heapq.heappop(due)[2]()
         return 0.0
 

@@ -85,16 +85,16 @@ def seeded_run(runner: Any, async_fn: Any, args: Any) -> Generator[float, Any, N
         runner.entry_queue.wakeup.wakeup_on_signals()
         clock.start_clock()
         runner.init_task = runner.spawn_impl(runner.init, (async_fn, args), None, "<init>", system_task=True)
-        turns = 0
+        turns, runq, deadlines = 0, runner.runq, runner.deadlines
         while runner.tasks:
             turns += 1
-            wait = 0.0 if runner.runq else clock.deadline_to_sleep_time(runner.deadlines.next_deadline())
+            wait = 0.0 if runq else clock.deadline_to_sleep_time(deadlines.next_deadline())
             if wait or turns % LOOK_EVERY == 0:
                 runner.io_manager.process_events((yield min(wait, HANG_SECONDS)))
-            heap = runner.deadlines._heap
-            if heap and heap[0][0] <= clock.current_time():
-                runner.deadlines.expire(clock.current_time())
-            _run_batch(runner)
+            heap = deadlines._heap
+            if heap and heap[0][0] <= clock.now:
+                deadlines.expire(clock.now)
+            _run_batch(runner, runq)
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -109,16 +109,17 @@ def seeded_run(runner: Any, async_fn: Any, args: Any) -> Generator[float, Any, N
             runner.main_task_outcome = Error(interrupt)
 
 
-def _run_batch(runner: Any) -> None:
-    batch = list(runner.runq)
-    runner.runq.clear()
-    if len(batch) > 1:  # most turns of the loop have one runnable task
+def _run_batch(runner: Any, runq: Any) -> None:
+    if len(runq) == 1:  # most turns of the loop have one runnable task
+        batch = [runq.popleft()]
+    else:
+        batch = list(runq)
+        runq.clear()
         batch.sort(key=_order)
         _run._r.shuffle(batch)
     context = _run.GLOBAL_RUN_CONTEXT
     while batch:
-        task = batch.pop()
-        context.task = task
+        task = context.task = batch.pop()
         send, value = task._next_send_fn, task._next_send
         task._next_send_fn = task._next_send = None
         try:
@@ -131,19 +132,15 @@ def _run_batch(runner: Any) -> None:
             runner.task_exited(task, final)
         else:
             task._schedule_points += 1
-            _park(runner, task, message)
+            if type(message) is WaitTaskRescheduled:
+                task._cancel_points += 1
+                task._abort_func = message.abort_func
+                if runner.ki_pending and task is runner.main_task:
+                    task._attempt_delivery_of_pending_ki()
+                if task._cancel_status.effectively_cancelled:
+                    task._attempt_delivery_of_any_pending_cancel()
+            elif message is CancelShieldedCheckpoint:
+                runner.reschedule(task)
+            else:
+                raise TypeError(f"not a request of Trio's: {message!r}")
         del context.task
-
-
-def _park(runner: Any, task: Any, message: Any) -> None:
-    """The task waits for something."""
-    if message is CancelShieldedCheckpoint:
-        runner.reschedule(task)
-    elif type(message) is WaitTaskRescheduled:
-        task._cancel_points += 1
-        task._abort_func = message.abort_func
-        if runner.ki_pending and task is runner.main_task:
-            task._attempt_delivery_of_pending_ki()
-        task._attempt_delivery_of_any_pending_cancel()
-    else:
-        raise TypeError(f"not a request of Trio's: {message!r}")

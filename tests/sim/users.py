@@ -28,6 +28,7 @@ class Users:
     ground: Ground
     judge: Judge
     jobs: list[JobId] = field(factory=list)
+    busy: int = 1  # who will still do something: those that use the jobs, and whoever submits them
 
     @property
     def fate(self) -> Fate:
@@ -39,7 +40,9 @@ class Users:
             await sleep(self.fate.soon(SUBMIT_SECONDS))
             job = JobId(f"job-{number}")
             self.jobs.append(job)
+            self.busy += 1
             self.ground.nursery.start_soon(self._one, job, self._spec(), luck.random() < self.fate.focus.stop_share)
+        self.busy -= 1
 
     def _spec(self) -> JobSpec:
         """Something that admission lets through: it fits the machines when they are empty."""
@@ -59,6 +62,10 @@ class Users:
         return JobSpec(apiVersion="tuneplane/v1", kind=WorkKind.TRAINING_JOB, metadata=Metadata(name="sim"), spec=body)
 
     async def _one(self, job: JobId, spec: JobSpec, stops: bool) -> None:
+        await self._use(job, spec, stops)
+        self.busy -= 1
+
+    async def _use(self, job: JobId, spec: JobSpec, stops: bool) -> None:
         twin = self.ground.twin(Life("user", self.fate))
         await _insist(
             lambda: twin.submit(job, spec, owner=ADA, fleet=FLEET, image=IMAGE, trace=TraceId(job), idempotency_key=job, now=true_now())
