@@ -122,8 +122,38 @@ async def test_follow_resumes_behind_the_last_event(database: str, tmp_path: Pat
         async with open_events(http, f"/api/jobs/{job}/logs?follow=true&tail_lines=5", {"Last-Event-ID": "4"}) as events:
             name, data = await anext(events)
             assert (name, data["offset"], base64.b64decode(data["data"])) == ("log", 4, b"456789")
-        refused = await http.get(f"/api/jobs/{job}/logs?follow=true", headers={"Last-Event-ID": "x"})
-        assert refused.status_code == 422
+        async with open_events(http, f"/api/jobs/{job}/logs?follow=true", {"Last-Event-ID": "1.7"}) as events:
+            name, data = await anext(events)
+            assert (name, data["attempt"], base64.b64decode(data["data"])) == ("log", 1, b"789")
+        for wrong in ("x", "1.x", ".4", "1.", "1.2.3", "-1"):
+            refused = await http.get(f"/api/jobs/{job}/logs?follow=true", headers={"Last-Event-ID": wrong})
+            assert refused.status_code == 422, wrong
+        missing = await http.get(f"/api/jobs/{job}/logs?follow=true", headers={"Last-Event-ID": "2.4"})
+        assert missing.status_code == 404
+
+
+async def test_follow_stays_with_its_attempt_when_another_begins(database: str, tmp_path: Path) -> None:
+    """L-E7: offsets are those of one attempt's log; a browser that comes back goes on with that one."""
+    async with open_job(database, tmp_path, *STARTED) as (running, job, first, node, epoch), running.user() as http:
+        running.logs.write(first, b"one")
+        async with open_events(http, f"/api/jobs/{job}/logs?follow=true") as events:
+            name, data = await anext(events)
+            assert (name, data["attempt"], base64.b64decode(data["data"])) == ("log", 1, b"one")
+        await drive(running, node, epoch, first, P.TERMINATED, exit_code=1, cleaned=True)
+        assert (await http.post(f"/api/jobs/{job}/retry?after=1")).status_code == 202
+        second = await place_job(running, job, node, 2)
+        await drive(running, node, epoch, second, *STARTED)
+        running.logs.write(second, b"another log")
+        running.logs.write(first, b" more")
+        running.logs.end(first)
+        last = f"{data['attempt']}.{data['next_offset']}"
+        async with open_events(http, f"/api/jobs/{job}/logs?follow=true", {"Last-Event-ID": last}) as events:
+            seen = [(name, data) async for name, data in events if name in ("log", "end")]
+        assert [name for name, _ in seen] == ["log", "end"]
+        assert (seen[0][1]["attempt"], seen[0][1]["offset"], base64.b64decode(seen[0][1]["data"])) == (1, 3, b" more")
+        async with open_events(http, f"/api/jobs/{job}/logs?follow=true") as events:
+            name, data = await anext(events)
+            assert (name, data["attempt"], base64.b64decode(data["data"])) == ("log", 2, b"another log")
 
 
 async def test_follow_by_a_client_that_goes_away_cancels_the_read(database: str, tmp_path: Path) -> None:

@@ -93,11 +93,11 @@ async def ready_node(running: Running, fleet: FleetId, **changes: Any) -> tuple[
     return node, await connect_node(running, fleet, node)
 
 
-async def place_job(running: Running, job: JobId, node: NodeId) -> MemberId:
-    """Write the first attempt of ``job`` with one member on ``node``."""
+async def place_job(running: Running, job: JobId, node: NodeId, number: int = 1) -> MemberId:
+    """Write attempt ``number`` of ``job`` with one member on ``node``."""
     found = await running.storage.get_job(job)
     assert found is not None
-    attempt = attempt_id(job, 1)
+    attempt = attempt_id(job, number)
     member = member_id(attempt, 0)
     plan = b"{}"
     placed = PlacedMember(
@@ -109,7 +109,7 @@ async def place_job(running: Running, job: JobId, node: NodeId) -> MemberId:
         cpu_millis=cpu_millis(found.spec.pool),
         memory_bytes=memory_bytes(found.spec.pool),
     )
-    assert await running.storage.place(job, attempt, 1, [placed], now())
+    assert await running.storage.place(job, attempt, number, [placed], now())
     return member
 
 

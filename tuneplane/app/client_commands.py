@@ -292,7 +292,7 @@ def follow_log(
                     if name == "log":
                         failures = 0
                         write(event)
-                        where |= {"offset": event["next_offset"], "tail_lines": None}
+                        where |= {"offset": event["next_offset"], "tail_lines": None, "attempt": event.get("attempt")}
                     if name in ("waiting", "interrupted"):
                         note(str(event["detail"]))
             raise ClientError(f"the log stream of {job} ended without an end mark")

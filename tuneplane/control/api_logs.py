@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import Protocol, Union
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused, TuneplaneError
 from tuneplane.domain.frames import LogPiece, LogQuery
@@ -78,6 +78,9 @@ class FollowWaiting:
 
 @frozen(kw_only=True)
 class FollowBytes:
+    """A piece of the one attempt that is followed: offsets are those of its log, and another attempt has another."""
+
+    attempt: int
     data: bytes
     offset: int
     next_offset: int
@@ -151,7 +154,7 @@ class Logs:
         async with AsyncExitStack() as stack:
             for root in await self._roots(job):
                 try:
-                    opening = self.archive.open_log(root, job.id, _attempt_of(job, member), query)
+                    opening = self.archive.open_log(root, job.id, _attempt_of(job, member).id, query)
                     pieces = await stack.enter_async_context(opening)
                 except Refused:
                     continue
@@ -202,12 +205,14 @@ class _Follow:
     offset: int | None
     tail_lines: int | None
     last_wait: str = field(default="")
+    attempt: int | None = field(default=None)  # the one whose bytes were asked for: a later one does not take its place
 
     async def round(self, job: Job, choice: LogChoice) -> bool:
         """One look and one read. True when the log has ended."""
-        member = _pick(job, choice)
+        member = _pick(job, choice if self.attempt is None else evolve(choice, attempt=self.attempt))
         if member is None or member.phase in NOT_STARTED:
             return await self._not_started(job, member)
+        self.attempt = _attempt_of(job, member).number
         try:
             ended = not await self._read(member) and member.phase in ENDED
         except TuneplaneError as error:  # the Node or its gateway is away: they come back, and so do we
@@ -252,7 +257,8 @@ class _Follow:
         async for piece in pieces:
             if piece.data or piece.gap:
                 self.offset, self.tail_lines, delivered = piece.offset + len(piece.data), None, True
-                await self.emit(FollowBytes(data=piece.data, offset=piece.offset, next_offset=self.offset, gap=piece.gap))
+                told = FollowBytes(attempt=self.attempt or 0, data=piece.data, offset=piece.offset, next_offset=self.offset, gap=piece.gap)
+                await self.emit(told)
             if piece.error:
                 raise Refused("log-unavailable", f"the log of {member.id} cannot be read: {piece.error}")
             if piece.end:
@@ -269,8 +275,8 @@ async def _nothing() -> AsyncGenerator[LogPiece, None]:
     yield LogPiece(offset=0, data=b"", end=True)
 
 
-def _attempt_of(job: Job, member: MemberRecord) -> AttemptId:
-    return next(attempt.id for attempt in job.attempts if member in attempt.members)
+def _attempt_of(job: Job, member: MemberRecord) -> AttemptRecord:
+    return next(attempt for attempt in job.attempts if member in attempt.members)
 
 
 def _waiting_for(job: Job, member: MemberRecord | None) -> str:

@@ -150,22 +150,25 @@ async def _follow(site: Site, call: Call, job: JobId) -> Answer:
 
 
 def _resumed(choice: LogChoice, last: str) -> LogChoice:
-    """A browser that reconnects repeats the id of the last event, which is the offset behind it."""
+    """A browser that reconnects repeats the id of the last event: the attempt, and the offset behind it."""
     if not last:
         return choice
-    if not last.isascii() or not last.isdigit() or len(last) > 16:
+    parts = last.split(".")
+    if len(parts) > 2 or not all(part.isascii() and part.isdigit() and len(part) <= 16 for part in parts):
         raise InvalidInput("Last-Event-ID", "is not an id of this stream")
-    return evolve(choice, offset=int(last), tail_lines=None)
+    attempt = int(parts[0]) if len(parts) == 2 else choice.attempt
+    return evolve(choice, offset=int(parts[-1]), tail_lines=None, attempt=attempt)
 
 
 def _spell(event: FollowEvent) -> bytes:
     if isinstance(event, FollowBytes):
         data: dict[str, Any] = {
+            "attempt": event.attempt,
             "offset": event.offset,
             "next_offset": event.next_offset,
             "gap": event.gap,
             "data": base64.b64encode(event.data).decode(),
         }
-        return spell_event("log", data, str(event.next_offset))
+        return spell_event("log", data, f"{event.attempt}.{event.next_offset}")
     names = {FollowWaiting: "waiting", FollowInterrupted: "interrupted", FollowEnded: "end"}
     return spell_event(names[type(event)], event)
