@@ -164,8 +164,9 @@ def job_specs(draw: st.DrawFn) -> JobSpec:
         nodes=draw(st.sampled_from([1, 1, 2, 3])),
         gpus_per_node=gpus,
         cpus=draw(st.floats(0.5, 64)) if gpus else draw(optional(st.floats(0.5, 64))),
-        memory_gb=draw(st.floats(0.5, 900)) if gpus else draw(optional(st.floats(0.5, 900))),
+        memory_gb=draw(st.floats(1.0, 900)) if gpus else draw(optional(st.floats(1.0, 900))),
     )
+    ray = draw(st.sampled_from([False, False, True]))
     body = JobBody(
         command=tuple(
             draw(
@@ -176,7 +177,8 @@ def job_specs(draw: st.DrawFn) -> JobSpec:
                 )
             )
         ),
-        runtime=RuntimeRef(image="registry.example/train@sha256:" + "a" * 64),
+        runtime=RuntimeRef(image="registry.example/train@sha256:" + "a" * 64, ray_version="2.60.0" if ray else ""),
+        orchestrator=Orchestrator.RAY if ray else Orchestrator.PROCESS_GROUP,
         env=draw(st.dictionaries(st.from_regex(r"\A[A-SU-Z_][A-Z0-9_]{0,8}\Z"), TEXT.filter(lambda t: "\0" not in t), max_size=3)),
         resources=Resources(
             pools=(pool,), network=draw(st.sampled_from([None, None, Network(), Network(interface="bond0"), Network(interface="docker0")]))

@@ -28,7 +28,20 @@ from tuneplane.domain.fleets import (
 )
 from tuneplane.domain.ids import FleetId, NodeId
 from tuneplane.domain.jobs import Allocation
-from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Network, Pool, Resources, RuntimeRef, WorkKind, cpu_millis, memory_bytes
+from tuneplane.domain.jobspec import (
+    JobBody,
+    JobSpec,
+    Metadata,
+    Network,
+    Orchestrator,
+    Pool,
+    Resources,
+    RuntimeRef,
+    WorkKind,
+    cpu_millis,
+    memory_bytes,
+)
+from tuneplane.domain.leases import ports_needed
 from tuneplane.domain.placement import MustWait, Placed, admission_reasons, place
 
 
@@ -51,7 +64,8 @@ def _check_allocation(spec: JobSpec, fleet: Fleet, allocation: Allocation, node:
     assert node.capacity.memory_bytes - node.capacity.memory_bytes_used >= memory_bytes(spec.pool)
     assert len(allocation.gpu_uuids) == spec.pool.gpus_per_node
     assert set(allocation.gpu_uuids) <= set(node.free_gpu_uuids)
-    assert len(allocation.ports) == (1 if allocation.rank == 0 else 0)
+    assert len(allocation.ports) == ports_needed(spec, allocation.rank)
+    assert len(set(allocation.ports)) == len(allocation.ports)
     assert not set(allocation.ports) & set(node.held_ports)
 
 
@@ -163,6 +177,25 @@ def test_place_a_gang_that_does_not_fit_says_how_many_would_and_why_the_others_d
     assert codes_of(answer) == {"lab": "too-few-machines", "n2": "insufficient-cpus", "n3": "no-free-port"}
     assert isinstance(answer, MustWait)
     assert (answer.code, answer.reasons[0].detail) == ("too-few-machines", "needs 4 machines, 2 fit")
+
+
+def test_admission_refuses_a_ray_member_whose_ports_no_range_holds() -> None:
+    """R-PLC-02, R-PLC-05."""
+    spec = gang(2)
+    ray = attrs.evolve(
+        spec, spec=attrs.evolve(spec.spec, orchestrator=Orchestrator.RAY, runtime=RuntimeRef(image="i", ray_version="2.60.0"))
+    )
+    wide = [evolved(number, Budgets()) for number in (1, 2)]
+    assert admission_reasons(ray, LAB, wide) == ()
+    (reason,) = admission_reasons(ray, LAB, [wide[0], machine(2), machine(3)])
+    assert (reason.code, reason.subject) == ("port-range", "lab")
+    assert reason.detail == "TUNEPLANE_NODE_PORT_RANGE holds the 64 ports of a member on 1 machines of Fleet lab, the job needs 2"
+
+
+def evolved(number: int, budgets: Budgets) -> Node:
+    made = machine(number)
+    assert made.inventory is not None
+    return attrs.evolve(made, inventory=attrs.evolve(made.inventory, budgets=budgets))
 
 
 def test_place_the_named_interface_decides_the_address_and_one_without_it_is_named() -> None:

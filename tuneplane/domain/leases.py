@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from itertools import chain
 
-from .fleets import Node
+from .fleets import Budgets, Node
 from .jobspec import JobSpec, Orchestrator, cpu_millis
 from .ray import ray_ports
 
@@ -24,6 +24,11 @@ def ports_needed(spec: JobSpec, rank: int) -> int:
     if spec.spec.orchestrator is Orchestrator.RAY:
         return ray_ports(cpu_millis(spec.pool))
     return 1 if rank == 0 else 0
+
+
+def port_count(budgets: Budgets) -> int:
+    """How many ports the range has."""
+    return budgets.port_last - budgets.port_first + 1
 
 
 def lease_ports(node: Node, count: int, seed: str) -> tuple[int, ...] | None:

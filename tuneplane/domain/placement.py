@@ -11,7 +11,7 @@ from .errors import Reason
 from .fleets import Capability, Fleet, FleetState, Node, readiness
 from .jobs import Allocation
 from .jobspec import JobSpec, WorkKind, cpu_millis, memory_bytes
-from .leases import can_lease, lease_ports, ports_needed
+from .leases import can_lease, lease_ports, port_count, ports_needed
 from .plan import LOOPBACK
 from .reach import Peers, address_of, look_at_peers, why_no_interface, why_unreachable
 
@@ -47,7 +47,17 @@ def admission_reasons(spec: JobSpec, fleet: Fleet, nodes: list[Node]) -> tuple[R
     if len(fit) < spec.pool.nodes:
         few = f"{len(fit)} of its machines are large enough: each {_need(spec)}"
         return (Reason("inventory-fit", f"the job needs {spec.pool.nodes} machines of Fleet {fleet.id}, {few}", fleet.id),)
-    return _interface_reasons(spec, fleet, fit)
+    return _port_reasons(spec, fleet, fit) or _interface_reasons(spec, fleet, fit)
+
+
+def _port_reasons(spec: JobSpec, fleet: Fleet, fit: list[Node]) -> tuple[Reason, ...]:
+    """A block that is longer than a machine's whole range is never free there; Ray's grows with the CPUs."""
+    need = ports_needed(spec, rank=0)
+    may = [node for node in fit if node.inventory is None or port_count(node.inventory.budgets) >= need]
+    if len(may) >= spec.pool.nodes:
+        return ()
+    detail = f"TUNEPLANE_NODE_PORT_RANGE holds the {need} ports of a member on {len(may)} machines of Fleet {fleet.id}"
+    return (Reason("port-range", f"{detail}, the job needs {spec.pool.nodes}", fleet.id),)
 
 
 def _interface_reasons(spec: JobSpec, fleet: Fleet, fit: list[Node]) -> tuple[Reason, ...]:
