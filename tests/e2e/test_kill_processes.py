@@ -83,6 +83,7 @@ def _kill_and_restart_while_running(system: WholeSystem, victims: tuple[str, ...
 
 @pytest.mark.parametrize("victim", ALL)
 def test_container_outlives_a_killed_process_and_ends_with_its_true_exit_code(whole: WholeSystem, victim: str) -> None:
+    """L-C20: whoever launched it may die; the container is ours, shown as held, and released by its own evidence."""
     _kill_and_restart_while_running(whole, (victim,))
 
 

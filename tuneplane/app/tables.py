@@ -46,7 +46,7 @@ def _ready(node: Row) -> Text:
     """Whether it takes work and why not, and what an operator should look at either way (P-07, R-LCH-05)."""
     ready = node["ready"]
     strange = (node.get("inventory") or {}).get("strangers") or []
-    notes = [f"stranger {one['name']} ({one['container'][:12] or 'no container'}, member {one['member'] or '?'})" for one in strange]
+    notes = [f"stranger {one['name']} ({one['container'] or 'no container'}, member {one['member'] or '?'})" for one in strange]
     notes += node.get("violations") or []
     text = "yes" if ready["value"] else "no: " + "; ".join(ready["reasons"])
     return Text("; ".join([text, *notes]), "green" if ready["value"] and not notes else "yellow")
