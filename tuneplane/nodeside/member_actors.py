@@ -59,8 +59,10 @@ class Answered:
 
 
 def arrival(command: Command, reply_to: Ref) -> StopArrived | CommandArrived:
-    """The letter for a command: stops travel in a mailbox of their own (R-SES-07)."""
-    return (StopArrived if command.kind is CommandKind.STOP else CommandArrived)(command, reply_to)
+    """The letter for a command: stops travel in a mailbox of their own (R-SES-07), but for that of a stranger, which first
+    asks the engine and must not keep others waiting where it hangs."""
+    ahead = command.kind is CommandKind.STOP and not command.stranger
+    return (StopArrived if ahead else CommandArrived)(command, reply_to)
 
 
 @define(eq=False)
