@@ -71,6 +71,21 @@ async def test_inbox_full_waits_for_room_and_still_coalesces(monkeypatch: pytest
     assert _drain(inbox) == [_seen("b", 1), _seen("c", 1)]
 
 
+async def test_inbox_answer_to_a_stop_goes_first_and_waits_for_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-SES-07: however many reports wait; and it keeps its place while the database is away."""
+    monkeypatch.setattr(inbox_module, "MAX_WAITING", 2)
+    inbox = Inbox()
+    stopped = CommandAnswer(operation=OperationId("c:stop"), accepted=True)
+    for name in ("a", "b"):
+        await inbox.put(_seen(name, 1))
+    storing = inbox.first()
+    inbox.put_first(stopped)
+    assert inbox.first() is stopped
+    assert storing is not None
+    inbox.done(storing)
+    assert _drain(inbox) == [stopped, _seen("b", 1)]
+
+
 async def test_inbox_our_own_repeat_never_replaces_news() -> None:
     inbox = Inbox()
     news = InventoryReport(inventory=Inventory(hostname="n", node_version="1", cpu_count=1, memory_bytes=1), digest="new")

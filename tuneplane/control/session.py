@@ -25,6 +25,7 @@ from tuneplane.domain.faultpoint import fault_point
 from tuneplane.domain.frames import (
     Command,
     CommandAnswer,
+    CommandKind,
     Heartbeat,
     InventoryReport,
     LogQuery,
@@ -86,6 +87,7 @@ class NodeSession(Actor):
     _inbox: Inbox = field(factory=Inbox, init=False)
     _followers: Followers = field(factory=Followers, init=False)
     _unanswered: dict[OperationId, float] = field(factory=dict, init=False)  # since when, on the Trio clock
+    _stops: set[OperationId] = field(factory=set, init=False)  # of them, the stops
     _marking: set[OperationId] = field(factory=set, init=False)  # at most one a lane
     _reconciled: bool = field(default=False, init=False)
     _reported: set[MemberId] = field(factory=set, init=False)  # of ours, until reconciled: bounded by the rows of this Node
@@ -123,9 +125,13 @@ class NodeSession(Actor):
         if not isinstance(frame, (Observation, CommandAnswer, InventoryReport, ReconcileDone)):
             self._end("unexpected-frame", f"a Node does not send {type(frame).__name__} in a session")
             return
+        urgent = isinstance(frame, CommandAnswer) and frame.operation in self._stops
         if isinstance(frame, CommandAnswer):
             self._answer_heard(frame, context)
-        await self._inbox.put(frame)
+            if urgent:
+                self._inbox.put_first(frame)
+        if not urgent:
+            await self._inbox.put(frame)
         context.ref.signal("store")
 
     async def on_stop(self, context: Context) -> None:
@@ -193,6 +199,7 @@ class NodeSession(Actor):
         if len(self._unanswered) >= MAX_UNANSWERED:
             self._wake_dispatcher(context)
         self._unanswered.pop(answer.operation, None)
+        self._stops.discard(answer.operation)
 
     async def _record(self, report: InventoryReport) -> None:
         await self.storage.record_inventory(self.node, self.link.epoch, report.inventory, report.digest, self.clock())
@@ -230,6 +237,8 @@ class NodeSession(Actor):
         if not marked:
             return
         self._unanswered[operation] = trio.current_time()
+        if command.kind is CommandKind.STOP:
+            self._stops.add(operation)
         try:
             with fault_point("control.send-command"):
                 await self.link.send(command)
