@@ -35,6 +35,7 @@ want_containers() {  # podman with runc (crun refuses hybrid cgroups) and netava
   want_command skopeo skopeo
   want_command docker-registry docker-registry
   want_command busybox busybox-static
+  want_command ip iproute2  # tests give some Nodes a network of their own
 }
 
 # A Python of 3.11 or later that can make environments. The names on PATH may be pyenv shims that fail: each is tried.
