@@ -50,7 +50,7 @@ FAULTS = (
     "declare-lost",
     "retry",
 )
-ON_REQUEST = ("database-restored",)  # an operator's act that no healing undoes: only in runs that are about it
+ON_REQUEST = ("database-restored", "answer-late")  # only in runs that are about it: no healing undoes the first
 
 
 class Violation(Exception):
@@ -77,6 +77,7 @@ class Focus:
 
     odds: Mapping[str, float] | None = None  # these faults and no others; above 1: more often than it gets by itself
     timings: Mapping[str, float] = field(factory=dict)  # in place of those of ``world.TIMINGS``
+    workers: int = 1  # at least
     images: bool = False  # every machine has its image from the start: no pull stands before the faults of later steps
     stop_share: float = 0.4  # of the jobs are stopped by their user
     stop_seconds: float = 25.0  # after their submission, in the mean

@@ -194,6 +194,9 @@ class Judge:
             elif isinstance(row := change.after, AttemptRow) and row.state is AttemptState.ENDED:
                 left = [one.id for one in self.book.members if one.attempt == row.id and one.phase not in ENDED_PHASES]
                 self.fate.judge(not left, "P-11: {} ended without evidence of {}", row.id, left)
+            elif isinstance(row, AttemptRow) and isinstance(change.before, AttemptRow) and row.state is not change.before.state:
+                stopped = self.book.jobs[row.job].stop_asked_at is not None and row.state is not AttemptState.STOPPING
+                self.fate.judge(not stopped, "R-LCH-12: {} is {} though its stop was accepted", row.id, row.state.value)
             elif change.table == "holds" and change.after is None:
                 self._released(MemberId(str(change.key)))
             elif change.table == "commands" and change.before is None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from attrs import define, field
 
-from tuneplane.domain.errors import Refused, StorageUnavailable
+from tuneplane.domain.errors import NotFound, Refused, StorageUnavailable
 from tuneplane.domain.ids import JobId, TraceId, UserName
 from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Pool, Resources, RuntimeRef, StopPolicy, WorkKind
 
@@ -73,13 +73,22 @@ class Users:
         self.fate.history.add("user", "{} submitted, {} machines", job, spec.pool.nodes)
         if stops:
             await sleep(self.fate.soon(self.fate.focus.stop_seconds))
-            await _insist(lambda: twin.request_stop(job, ADA, true_now()))
-            self.fate.history.add("user", "{} stop accepted", job)
+            with self._gone_with_a_restore():
+                await _insist(lambda: twin.request_stop(job, ADA, true_now()))
+                self.fate.history.add("user", "{} stop accepted", job)
         elif self.fate.strikes("retry", 1.0):
             await sleep(self.fate.soon(self.fate.focus.stop_seconds * 2))
-            with suppress(Refused):
+            with suppress(Refused), self._gone_with_a_restore():
                 await _insist(lambda: twin.retry(job, ADA, true_now()))
                 self.fate.history.add("user", "{} is to be tried again", job)
+
+    @contextmanager
+    def _gone_with_a_restore(self) -> Iterator[None]:
+        """A database that was put back may not know a job any more; any other one does."""
+        try:
+            yield
+        except NotFound:
+            self.fate.judge(bool(self.judge.seen_epochs), "a job that was submitted is gone")
 
 
 async def _insist(act: Callable[[], Awaitable[object]]) -> None:

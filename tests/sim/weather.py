@@ -38,6 +38,8 @@ class Storm:
             raise StorageUnavailable(f"{name}: no connection")
 
     async def depart(self, name: str) -> None:
+        if self.fate.strikes("answer-late", 0.2):
+            await sleep(self.fate.soon(3.0))
         if self.fate.random.random() < 0.2:  # else the answer is there in the same moment: a turn of the scheduler costs
             await sleep(self._seconds())
         await self.life.gate()

@@ -106,7 +106,7 @@ class World:
         )
         for number in range(luck.choice((1, 1, 2, 2, 3, 4))):
             await self._add_node(twin, root, NodeId(f"node-{number}"))
-        for number in range(luck.randint(1, 2)):
+        for number in range(max(luck.randint(1, 2), self.fate.focus.workers)):
             self.processes[f"worker-{number}"] = Worker(f"worker-{number}", self.ground)
         gateways = tuple(f"gateway-{number}" for number in range(luck.randint(1, 2)))
         for name in gateways:
