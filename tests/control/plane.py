@@ -192,7 +192,7 @@ class Plane:
 
         await self.wait_until(reached, f"the member of {job} in {[phase.value for phase in phases]}")
 
-    async def wait_until(self, look: Callable[[], object], what: str, seconds: float = 10.0) -> None:
+    async def wait_until(self, look: Callable[[], object], what: str, seconds: float = 30.0) -> None:
         """Level-triggered: look again after every poke. ``look`` is async and answers (holds?, what it saw)."""
         seen: object = None
         with trio.move_on_after(seconds):
