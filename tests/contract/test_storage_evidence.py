@@ -59,6 +59,26 @@ async def test_reverted_journal_is_noticed_by_a_lower_revision_in_a_newer_sessio
         assert (ended.phase, ended.reason_code, ended.exit_code) == (MemberPhase.TERMINATED, "lost", None)
 
 
+async def test_journal_on_another_machine_is_noticed(open_world: OpenWorld) -> None:
+    """P-12, P-15: once the former session is over a clone gets in; what it says of the runtime is another runtime's word."""
+    async with open_world() as world:
+        await running(world)
+        await world.storage.close_session(N1, 1, "cut", world.now)
+        await world.connect(machine="m2")
+        assert (await member(world)).phase is MemberPhase.UNKNOWN
+        assert await cordons(world) == ["journal"]
+
+
+async def test_reboot_of_the_same_machine_is_no_doubt(open_world: OpenWorld) -> None:
+    """P-12: another boot id is what every reboot shows."""
+    async with open_world() as world:
+        await running(world)
+        await world.storage.close_session(N1, 1, "cut", world.now)
+        await world.connect(boot="b2")
+        assert (await member(world)).phase is MemberPhase.RUNNING
+        assert await cordons(world) == []
+
+
 async def test_repeated_and_reordered_reports_are_harmless(open_world: OpenWorld) -> None:
     """P-12: a lost acknowledgement, a copy that comes late, and progress that begins again after a restart."""
     async with open_world() as world:

@@ -118,8 +118,8 @@ async def _open(connection: Connection, identity: NodeIdentity, gateway: Gateway
     node = await connection.fetchrow(sql, identity.node)
     if node is None:
         raise Refused("node-removed", f"Node {identity.node} was removed: join again")
-    epoch = await _raise_epoch(connection, identity.node, gateway, hello, now)
-    doubt = _doubt(node, hello)
+    epoch, machine = await _raise_epoch(connection, identity.node, gateway, hello, now)
+    doubt = _doubt(node, machine, hello)
     if doubt is not None:
         await doubt_journal(connection, identity.node, doubt, now)
     sql = "UPDATE node SET journal_id = $2, journal_sequence = $3 WHERE id = $1"
@@ -129,7 +129,8 @@ async def _open(connection: Connection, identity: NodeIdentity, gateway: Gateway
     return SessionOpened(node=identity.node, epoch=epoch, gateway=gateway, accepted_hold=node["accepted_hold"])
 
 
-async def _raise_epoch(connection: Connection, node: NodeId, gateway: GatewayId, hello: Hello, now: datetime) -> int:
+async def _raise_epoch(connection: Connection, node: NodeId, gateway: GatewayId, hello: Hello, now: datetime) -> tuple[int, str]:
+    """The new epoch, and the id of the machine that had the former session ("" if that could not tell)."""
     sql = (
         "SELECT session.*, gateway.lease_until FROM session LEFT JOIN gateway ON gateway.id = gateway_id"
         " WHERE node_id = $1 FOR NO KEY UPDATE OF session"
@@ -146,7 +147,7 @@ async def _raise_epoch(connection: Connection, node: NodeId, gateway: GatewayId,
     )
     offset = (hello.sent_at - now).total_seconds()
     await connection.execute(sql, node, epoch, gateway, clean(hello.machine_id), clean(hello.boot_id), now, offset)
-    return epoch
+    return epoch, former["machine_id"] if former is not None else ""
 
 
 def _check_same_machine(node: NodeId, former: Row, hello: Hello, now: datetime) -> None:
@@ -155,7 +156,7 @@ def _check_same_machine(node: NodeId, former: Row, hello: Hello, now: datetime) 
         raise Refused("identity-in-use", f"Node {node} has a live session from another machine or boot: it is refused until that one ends")
 
 
-def _doubt(node: Row, hello: Hello) -> str | None:
+def _doubt(node: Row, machine: str, hello: Hello) -> str | None:
     """Why the journal is not the one we knew (P-02, P-12)."""
     if node["journal_id"] is None:
         return None
@@ -163,6 +164,8 @@ def _doubt(node: Row, hello: Hello) -> str | None:
         return f"the Node came back with another journal ({hello.journal_id}, was {node['journal_id']})"
     if hello.journal_sequence < node["journal_sequence"]:
         return f"the Node's journal went back from {node['journal_sequence']} to {hello.journal_sequence}"
+    if machine and hello.machine_id and clean(hello.machine_id) != machine:
+        return f"the Node's journal is on another machine ({clean(hello.machine_id)}, was {machine}): a clone, or it was moved"
     return None
 
 

@@ -125,7 +125,7 @@ def _open(book: Book, identity: NodeIdentity, gateway: GatewayId, hello: Hello, 
         clock_offset_seconds=(hello.sent_at - now).total_seconds(),
     )
     book.sessions.put(identity.node, made)
-    doubt = _doubt(node, hello)
+    doubt = _doubt(node, former.machine_id if former is not None else "", hello)
     if doubt:
         doubt_journal(book, node.id, doubt, now)
         poke(book, Topic.ATTEMPTS, Topic.COMMANDS)
@@ -141,13 +141,16 @@ def _check_same_machine(book: Book, former: SessionRow, hello: Hello, now: datet
         raise Refused("identity-in-use", f"Node {former.node} has a live session from another machine or boot")
 
 
-def _doubt(node: NodeRow, hello: Hello) -> str:
+def _doubt(node: NodeRow, machine: str, hello: Hello) -> str:
     if node.journal_id is None:
         return ""
     if node.journal_id != hello.journal_id:
         return f"the Node came back with another journal ({hello.journal_id}, was {node.journal_id})"
-    back = hello.journal_sequence < node.journal_sequence
-    return f"the Node's journal went back from {node.journal_sequence} to {hello.journal_sequence}" if back else ""
+    if hello.journal_sequence < node.journal_sequence:
+        return f"the Node's journal went back from {node.journal_sequence} to {hello.journal_sequence}"
+    if machine and hello.machine_id and clean(hello.machine_id) != machine:
+        return f"the Node's journal is on another machine ({clean(hello.machine_id)}, was {machine}): a clone, or it was moved"
+    return ""
 
 
 def doubt_journal(book: Book, node: NodeId, doubt: str, now: datetime) -> None:
