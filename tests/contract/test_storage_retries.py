@@ -95,10 +95,13 @@ async def test_retry_is_a_new_attempt_with_new_identities_and_the_last_cause_is_
         assert [one.reason_detail for one in found.attempts] == [f"{FIRST} ended with exit code 3", f"{SECOND} ended with exit code 9"]
 
 
-async def test_stop_between_the_look_and_the_conclusion_keeps_the_job_from_being_queued(open_world: OpenWorld) -> None:
-    """R-LCH-12, L-H1: the stop wins over the retry, the failure before it stays the cause."""
+@pytest.mark.parametrize("stopping", [False, True])
+async def test_stop_between_the_look_and_the_conclusion_keeps_the_job_from_being_queued(open_world: OpenWorld, stopping: bool) -> None:
+    """R-LCH-12, L-H1: the stop wins over the retry, the failure before it stays the cause; also where the state is the same."""
     async with open_world() as world:
         claim = await failing(world)
+        if stopping:
+            assert await world.step(claim, E.MEMBER_FAILED)
         view = await world.view(claim)
         asked = await world.storage.request_stop(JOB, USER, world.now)
         assert (asked.state, asked.reason_code, asked.attempts[0].reason_code) == (J.STOPPING, "exit-code", "exit-code")
