@@ -96,7 +96,10 @@ async def do_create(core: NodeCore, record: NodeMember) -> Outcome:
         return Outcome(MemberEvent.UNCLEAR)
     except EngineRefused as error:
         if error.kind is Refusal.NAME_TAKEN:
-            return await do_look(core, record)
+            try:
+                return await do_look(core, record)
+            except (EngineDown, EngineUnclear, EngineRefused):
+                return Outcome(MemberEvent.UNCLEAR)  # look later: trying again would send the create a second time
         code = "image-unavailable" if error.kind is Refusal.NO_IMAGE else "start-failed"
         return await _refused(core, record, code, error)
     fresh = ContainerState(id=container, name=spec.name, labels=spec.labels, life=Life.CREATED)
