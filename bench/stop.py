@@ -152,6 +152,9 @@ class Bench:
         await self._wait("a slow prepare", "preparing", PREPARES)
         for number in range(FOLLOWS):
             await nursery.start(self._follow, chatting[number % CHATTING])
+        with trio.fail_after(WAIT_SECONDS):
+            while self.following < FOLLOWS:  # noqa: ASYNC110 - all of them have read something
+                await trio.sleep(0.1)
 
     async def _submit(self, image: str, *command: str) -> JobId:
         self._jobs += 1
@@ -179,15 +182,13 @@ class Bench:
     async def _follow(self, job: JobId, *, task_status: trio.TaskStatus[None]) -> None:
         query = LogQuery(node=NODE, member=_member(job), offset=0, max_bytes=1 << 40, follow=True)
         async with self.reader.open_log(query) as pieces:
+            task_status.started()
+            fresh = True
             async for piece in pieces:
                 assert not piece.error, piece.error
                 self.read_bytes += len(piece.data)
-                if piece.data:
-                    task_status.started()
-                    break
-            async for piece in pieces:
-                assert not piece.error, piece.error
-                self.read_bytes += len(piece.data)
+                self.following += fresh
+                fresh = False
 
     async def _stop(self, job: JobId) -> float:
         """Seconds until the answer of the Node is in the database."""

@@ -24,7 +24,7 @@ from .storage_probe import StorageTrouble, make_output_directory
 # Waits between tries of a pull that failed for a reason that may pass (a registry being restarted); then it is given up.
 PULL_WAITS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 NOTHING = "nothing"  # an empty directory: what containers see in place of ours on the storage root
-PROGRESS_SECONDS = 1.0  # how often a person looks
+PROGRESS_SECONDS = 3.0  # how often a person looks; each report is a transaction, of every member that is being prepared
 
 
 @frozen
