@@ -64,6 +64,7 @@ def main() -> int:
     tally, failed = _run(arguments)
     summary = tally.summary(arguments.start, arguments.jobs, failed)
     if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(summary, indent=2) + "\n")
     print(
         f"{summary['seeds']} seeds from {arguments.start} {'held' if failed is None else 'run'}: {summary['seeds_per_second']} seeds/s,"
