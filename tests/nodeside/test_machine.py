@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,20 @@ async def test_storage_root_that_can_be_written_is_seen_and_left_clean(tmp_path:
     """L-J2."""
     assert (await probe_storage(str(tmp_path), "node-1")).seen
     assert os.listdir(tmp_path) == []
+
+
+async def test_storage_probe_never_writes_through_what_a_workload_planted_in_its_place(tmp_path: Path) -> None:
+    """L-J2: jobs write to the root as well; their link must not make the daemon truncate a file of the machine, a pipe not hang it."""
+    root, precious = tmp_path / "root", tmp_path / "precious"
+    root.mkdir()
+    precious.write_text("of the machine")
+    place = root / ".tuneplane-probe-node-1"
+    plants: list[Callable[[], None]] = [lambda: place.symlink_to(precious), lambda: place.hardlink_to(precious), lambda: os.mkfifo(place)]
+    for plant in plants:
+        plant()
+        assert (await probe_storage(str(root), "node-1")).seen
+        assert os.listdir(root) == []
+        assert precious.read_text() == "of the machine"
 
 
 async def test_storage_root_that_is_not_there_is_not_seen_with_the_reason(tmp_path: Path) -> None:

@@ -20,8 +20,13 @@ PROBE_SECONDS = 10.0  # a healthy mount answers in milliseconds, a busy one in s
 MAKE_SECONDS = 30.0
 REAP_SECONDS = 1.0  # for a killed child that can die; one that cannot is left behind
 MAX_COMPLAINT_BYTES = 2000  # one line of an error message, not a flood
-# write, fsync and read back a file of our own: a mount that only answers stat() may still be dead (L-J2)
-PROBE = 'set -e; d=$1; test -d "$d"; f="$d/.tuneplane-probe-$2"; echo "$2" >"$f"; sync "$f"; test "$(cat "$f")" = "$2"; rm -f "$f"'
+# Write, fsync and read back a file of our own: a mount that only answers stat() may still be dead (L-J2). Workloads write here
+# too, and this runs on the machine itself: a link or a pipe that stands in our file's place is removed, never written through.
+PROBE = (
+    'set -e; d=$1; test -d "$d"; f="$d/.tuneplane-probe-$2"; rm -f "$f"; '
+    'echo "$2" | dd of="$f" conv=excl,fsync oflag=nofollow status=none; '
+    'test "$(dd if="$f" iflag=nofollow,nonblock status=none)" = "$2"; rm -f "$f"'
+)
 
 
 class StorageTrouble(TuneplaneError):
