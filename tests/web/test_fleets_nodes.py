@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import trio
 
 from tests.web.support import now, open_server
 from tests.web.world import connect_node, join_body, join_node, make_fleet, ready_node
-from tuneplane.domain.fleets import Gpu, Interface
+from tuneplane.domain.fleets import EpochHold, Gpu, Interface, Stranger
 from tuneplane.domain.ids import FleetId, NodeId
 from tuneplane.domain.secrets import secret_hash
 
@@ -256,6 +256,8 @@ async def test_active_node_is_not_removed_without_force_and_force_is_audited(
         {"interfaces": [Interface(name="")]},
         {"interfaces": [Interface(name="eth0")] * 300},
         {"route_address": "host-a"},
+        {"strangers": [Stranger(container="c" * 64, name="x", member="m", cpu_millis=-(10**9))]},
+        {"hold": EpochHold(id="h", known_epoch=2**53, told_epoch=1, since=datetime(2026, 1, 1, tzinfo=UTC))},
     ],
 )
 async def test_impossible_inventory_is_refused(database: str, tmp_path: Path, change: dict[str, Any]) -> None:

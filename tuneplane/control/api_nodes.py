@@ -11,7 +11,6 @@ from attrs import asdict, evolve, field, frozen
 from tuneplane.domain.addresses import is_numeric
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused
 from tuneplane.domain.fleets import (
-    MOST_STRANGERS,
     Budgets,
     Capacity,
     Connection,
@@ -340,8 +339,8 @@ def _check_inventory(inventory: Inventory) -> None:
     if len(inventory.gpus) > MOST_GPUS:
         raise InvalidInput("inventory.gpus", f"at most {MOST_GPUS}")
     _check_network(inventory)
-    if len(inventory.strangers) > MOST_STRANGERS:
-        raise InvalidInput("inventory.strangers", f"at most {MOST_STRANGERS}")
+    if inventory.strangers or inventory.hold is not None:
+        raise InvalidInput("inventory", "a machine that joins has no journal yet: strangers and holds are told in a session")
     if len(inventory.problems) > MOST_PROBLEMS:
         raise InvalidInput("inventory.problems", f"at most {MOST_PROBLEMS}")
     if inventory.cpu_count < 1 or inventory.memory_bytes < 1:
