@@ -9,9 +9,9 @@ import pytest
 
 from tests.contract.storage_world import USER, World
 from tuneplane.bridge.loop import open_bridge
-from tuneplane.bridge.postgres import ConstraintViolated, Pool
+from tuneplane.bridge.postgres import Connection, ConstraintViolated, Pool
 from tuneplane.domain.launch_table import AttemptEvent, MemberPhase
-from tuneplane.storage import open_storage
+from tuneplane.storage import doubt, open_storage
 
 
 @asynccontextmanager
@@ -66,6 +66,10 @@ VIOLATIONS = {
     "a negative hold": (ON_N1 + HOLD + "('job-b-1-0', 'n1', -5, 0, 0)", "resource_hold_cpu_millis_check"),
     "a hold that grows": ("UPDATE resource_hold SET cpu_millis = 2", "hold_fixed"),
     "two holds of one member": (HOLD + "('job-a-1-0', 'n1', 1, 0, 0)", "resource_hold_pkey"),
+    # holds of a member that has not ended
+    "a card released without evidence": ("DELETE FROM gpu_hold", "hold_released_by_evidence"),
+    "a port released without evidence": ("DELETE FROM port_hold", "hold_released_by_evidence"),
+    "an amount released without evidence": ("DELETE FROM resource_hold", "hold_released_by_evidence"),
     # launches
     "two live attempts of one job": (
         "INSERT INTO attempt (id, job_id, number, created_at, entered_at) VALUES ('x', 'job-a', 2, now(), now())",
@@ -192,6 +196,26 @@ async def test_sums_follow_the_holds(database: str) -> None:
             " FROM resource_hold h WHERE h.node_id = c.node_id)"
         )
         assert await pool.fetchval(wrong) == 0
-        await pool.execute("DELETE FROM resource_hold")
+        await pool.execute("UPDATE member SET phase = 'terminated'; DELETE FROM resource_hold")
         assert await pool.fetchval(wrong) == 0
         assert await pool.fetchval("SELECT sum(cpu_millis_used) FROM node_capacity") == 0
+
+
+@pytest.mark.parametrize(
+    ("sql", "index"),
+    [
+        (doubt.MISSING.replace("$1", "'n1'").replace("$2", "'{}'").replace("$3", "2"), "member_unsettled"),
+        (doubt.REMEMBERED.replace("$1", "'n1'"), "member_of_node"),
+    ],
+)
+async def test_a_reconnection_reads_the_members_of_its_node_only(database: str, sql: str, index: str) -> None:
+    """P-02, "At 10,000 Nodes": what is asked in every session of every Node does not read the members of all."""
+
+    async def explain(connection: Connection) -> str:
+        await connection.execute("SET LOCAL enable_seqscan = off")  # the tables of a test are small
+        return "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {sql}"))
+
+    async with running(database) as (_, pool):
+        plan = await pool.run(explain)
+        assert "Seq Scan on member" not in plan, plan
+        assert index in plan, plan
