@@ -201,6 +201,20 @@ async def test_container_that_a_lost_journal_knew_is_reported_and_only_a_stop_en
     assert containers_of(podman, plan) == []
 
 
+async def test_unknown_container_that_ends_with_a_code_of_the_ray_runners_is_only_stopped(
+    tmp_path: Path, podman: Podman, image: str
+) -> None:
+    """P-02: the journal is gone, and with it the plan that would say what the code means; the Stop ends it all the same."""
+    plan = make_plan(image, ("sh", "-c", 'trap "exit 91" TERM; while :; do sleep 0.05; done'))
+    async with open_node(tmp_path / "state", podman) as node:
+        await start_running(node, plan)
+    async with open_node(tmp_path / "other-state", podman) as node:
+        await node.send(stop(plan))
+        record = await node.until_clean(plan.member)
+        assert (record.phase, record.exit_code, record.reason_code) == (NodePhase.TERMINATED, 91, "stopped")
+    assert containers_of(podman, plan) == []
+
+
 async def test_containers_with_labels_like_ours_are_no_strangers_and_are_never_touched(tmp_path: Path, podman: Podman, image: str) -> None:
     """L-C13: another Node's, one without our label, and one that has only a name like ours."""
     labels = {

@@ -143,6 +143,8 @@ async def _explained(core: NodeCore, record: NodeMember, outcome: Outcome) -> Ou
     """An end with an exit code of the Ray runner's own gets its reason."""
     if outcome.event is not MemberEvent.FOUND_ENDED or outcome.facts.exit_code not in EXIT_REASONS:
         return outcome
+    if not record.plan_digest:  # a container that only its labels tell of: nobody knows what the code means
+        return outcome
     code, detail = exit_reason(await load_plan(core, record), outcome.facts.exit_code)
     return evolve(outcome, facts=evolve(outcome.facts, reason_code=code, reason_detail=detail))
 
