@@ -25,6 +25,7 @@ from tests.support.registry import Registry
 from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.ids import container_name
 from tuneplane.domain.member_table import NodePhase
+from tuneplane.domain.node_member import LABEL_FENCE, LABEL_MEMBER, LABEL_NODE
 from tuneplane.domain.plan import plan_bytes
 
 pytestmark = pytest.mark.container
@@ -98,6 +99,26 @@ async def test_member_whose_image_digest_is_unknown_is_aborted_at_prepare(tmp_pa
         assert "manifest unknown" in record.reason_detail
         late = await node.send(commit(plan))
         assert (late.accepted, late.code) == (False, "tombstone")
+
+
+async def test_labels_of_an_image_do_not_hide_its_container(tmp_path: Path, podman: Podman, registry: Registry) -> None:
+    """P-07, R-LCH-14: images bring labels of their own; one that is labelled as a fence is watched, stopped and removed all the same."""
+    from tests.support.images import busybox_layer, image_archive
+
+    labels = dict.fromkeys((LABEL_FENCE, LABEL_MEMBER, LABEL_NODE), "1")
+    archive = image_archive(tmp_path / "posing.tar", "localhost/posing:1", busybox_layer(), ["sh"], labels)
+    plan = make_plan(registry.push(archive, "t/posing:1"), ("sh", "-c", 'trap "exit 5" TERM; while :; do sleep 0.05; done'))
+    async with open_node(tmp_path / "state", podman) as node:
+        await node.send(prepare(plan))
+        await node.until_phase(plan.member, NodePhase.PREPARED)
+        await node.send(commit(plan))
+        await node.until_phase(plan.member, NodePhase.RUNNING)
+    async with open_node(tmp_path / "state", podman) as node:
+        await node.send(stop(plan))
+        record = await node.until_clean(plan.member)
+        assert record.phase is NodePhase.TERMINATED
+        assert record.reason_code == "stopped"
+    assert containers_of(podman, plan) == []
 
 
 async def test_member_whose_registry_is_down_is_prepared_when_it_returns(tmp_path: Path, podman: Podman, registry: Registry) -> None:

@@ -56,7 +56,7 @@ class Container:
 
     @property
     def is_fence(self) -> bool:
-        return LABEL_FENCE in self.spec.labels
+        return bool(self.spec.labels.get(LABEL_FENCE))
 
     @property
     def running(self) -> bool:

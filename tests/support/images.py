@@ -16,14 +16,14 @@ from .registry import Registry
 BUSYBOX = Path("/bin/busybox")
 
 
-def image_archive(target: Path, tag: str, layer: bytes, command: list[str]) -> Path:
+def image_archive(target: Path, tag: str, layer: bytes, command: list[str], labels: dict[str, str] | None = None) -> Path:
     """Write a docker-archive with one ``layer`` (a tar) to ``target``; the same input gives the same digest."""
     layer_digest = hashlib.sha256(layer).hexdigest()
     config = json.dumps(
         {
             "architecture": "amd64",
             "os": "linux",
-            "config": {"Cmd": command, "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]},
+            "config": {"Cmd": command, "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], **({"Labels": labels} if labels else {})},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
             "history": [{"created": "1970-01-01T00:00:00Z"}],
         }

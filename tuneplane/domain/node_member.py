@@ -26,7 +26,7 @@ LABEL_PLAN = "io.tuneplane.plan-digest"
 LABEL_CARDS = "io.tuneplane.cards"  # what it was given, for whoever finds it and does not know it (P-07)
 LABEL_CPU = "io.tuneplane.cpu-millis"
 LABEL_MEMORY = "io.tuneplane.memory-bytes"
-LABEL_FENCE = "io.tuneplane.fence"
+LABEL_FENCE = "io.tuneplane.fence"  # "1" on a fence, "" on a workload: an image's own label of that name must not count
 
 
 @frozen(kw_only=True)
@@ -171,7 +171,7 @@ def judge(record: NodeMember, found: ContainerState | None, place: Place) -> tup
         return MemberEvent.FOUND_ABSENT, NOTHING_FOUND
     if found.labels.get(LABEL_MEMBER) != record.member or found.labels.get(LABEL_NODE) != place.node:
         return MemberEvent.FOUND_FOREIGN, Facts(reason_detail=f"container {found.id[:12]} is named {found.name}")
-    if LABEL_FENCE in found.labels:
+    if found.labels.get(LABEL_FENCE):
         return MemberEvent.FENCED, NOTHING_FOUND
     facts = Facts(
         container_id=found.id,

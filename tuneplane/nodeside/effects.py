@@ -309,6 +309,7 @@ def workload_spec(core: NodeCore, record: NodeMember, plan: MemberPlan) -> Conta
             LABEL_CARDS: ",".join(plan.gpu_uuids),
             LABEL_CPU: str(plan.cpu_millis),
             LABEL_MEMORY: str(plan.memory_bytes),
+            LABEL_FENCE: "",  # whatever the image says: what runs is judged as what runs
         },
         env=workload_env(plan),
         workdir=plan.workdir,

@@ -56,7 +56,7 @@ def _is_unclaimed(core: NodeCore, record: NodeMember) -> bool:
 
 
 def _is_stranger(core: NodeCore, found: ContainerState) -> bool:
-    if found.life is not Life.RUNNING or LABEL_FENCE in found.labels or found.labels.get(LABEL_NODE) != core.node:
+    if found.life is not Life.RUNNING or found.labels.get(LABEL_FENCE) or found.labels.get(LABEL_NODE) != core.node:
         return False
     record = core.journal.member(MemberId(found.labels.get(LABEL_MEMBER, "")))
     return record is None or (record.phase in ENDED and record.cleaned)
