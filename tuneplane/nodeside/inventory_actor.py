@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import trio
-from attrs import define
+from attrs import define, field
 
 from tuneplane.actors import Actor, Context, MailboxSpec
 from tuneplane.domain.fleets import Budgets, Stranger
@@ -29,6 +29,7 @@ class InventoryActor(Actor):
     storage_root: str
     read_cards: CardReader
     reach: Reach
+    _strangers: tuple[Stranger, ...] | None = field(default=None, init=False)  # as last seen
 
     async def run(self, context: Context) -> None:
         with context.until_stopping():
@@ -39,7 +40,7 @@ class InventoryActor(Actor):
                     await changed.wait()
 
     async def _look(self) -> None:
-        strangers, problems = await self._strangers()
+        strangers, problems = await self._look_for_strangers()
         alarms = (*([self.board.session_alarm] if self.board.session_alarm else []), *problems)
         found = await survey(
             budgets=self.budgets,
@@ -56,8 +57,10 @@ class InventoryActor(Actor):
         self.core.grants = found.grants
         self.board.post(found)
 
-    async def _strangers(self) -> tuple[tuple[Stranger, ...], tuple[str, ...]]:
+    async def _look_for_strangers(self) -> tuple[tuple[Stranger, ...], tuple[str, ...]]:
+        """A runtime that does not answer proves no card free (P-07): then they are still those that were seen last."""
         try:
-            return await find_strangers(self.core)
-        except (EngineDown, EngineUnclear, EngineRefused):
-            return (), ()  # the survey itself says that the runtime does not answer
+            self._strangers, problems = await find_strangers(self.core)
+        except (EngineDown, EngineUnclear, EngineRefused) as error:
+            problems = (f"what else of Tuneplane's runs here cannot be told: {error}",) if self._strangers is None else ()
+        return self._strangers or (), problems
