@@ -15,6 +15,7 @@ from attrs import Factory, evolve, frozen
 
 from tuneplane.domain.errors import InvalidInput, Refused
 from tuneplane.domain.fleets import Budgets, Gpu, Interface
+from tuneplane.domain.frames import InventoryReport
 from tuneplane.domain.node_ports import Cards, EngineDown, EngineInfo, NetworkHidden
 from tuneplane.domain.timings import Timings
 from tuneplane.nodeside.address import Reach, find_address, reach_of, route_address
@@ -26,6 +27,7 @@ from tuneplane.nodeside.locks import hold_runtime, hold_state_dir
 from tuneplane.nodeside.machine import LinuxMachine
 from tuneplane.nodeside.session import Patience
 from tuneplane.nodeside.storage_probe import StorageTrouble, make_output_directory, probe_storage, run_killable
+from tuneplane.wire.node_codec import decode_node_frame, encode_node_frame
 
 CARD = Gpu(index=0, uuid="GPU-a", name="NVIDIA H100", memory_bytes=80 << 30)
 
@@ -47,12 +49,13 @@ class StandingNetwork:
     route: str = "10.0.0.5"
     names: dict[str, tuple[str, ...]] = Factory(lambda: {"host-a": ("10.0.0.5", "172.17.0.1", "192.168.9.5"), "gateway": ("10.0.0.99",)})
     hidden: bool = False
+    more: tuple[Interface, ...] = ()
 
     async def interfaces(self) -> tuple[Interface, ...]:
         if self.hidden:
             raise NetworkHidden("may not enter")
         names = {"docker0": ("172.17.0.1",), "eth0": ("10.0.0.5",), "ib0": ("192.168.9.5",), "lo": (), "veth12": ()}
-        return tuple(Interface(name=name, addresses=addresses) for name, addresses in names.items())
+        return (*self.more, *(Interface(name=name, addresses=addresses) for name, addresses in names.items()))
 
     async def source_towards(self, address: str) -> str:
         return self.route
@@ -95,6 +98,20 @@ async def test_survey_tells_the_interfaces_that_peers_could_use_and_the_address_
     found = (await look()).inventory
     assert [one.name for one in found.interfaces] == ["docker0", "eth0", "ib0"]
     assert found.route_address == "10.0.0.5"
+
+
+async def test_report_of_any_interface_that_a_kernel_allows_is_one_that_a_gateway_takes() -> None:
+    """R-SES-05: a service proxy's interface has thousands of addresses, a name may be of any bytes; neither costs the session."""
+    services = tuple(f"10.96.{number >> 8}.{number & 255}" for number in range(2000))
+    odd = (Interface(name="kube-ipvs0", addresses=services), Interface(name="b\udcff\udcfer", addresses=("10.1.1.1",)))
+    many = tuple(Interface(name=f"veth{number}", addresses=("10.2.2.2",)) for number in range(2000))
+    found = await look(network=StandingNetwork(more=(*odd, *many)))
+    report = InventoryReport(inventory=found.inventory, digest=found.digest)
+    told = decode_node_frame(encode_node_frame(report))
+    assert isinstance(told, InventoryReport)
+    assert told.inventory.interfaces == found.inventory.interfaces
+    assert told.inventory.interfaces[0].addresses[0] == "10.96.0.0"
+    assert all(one.name != odd[1].name for one in told.inventory.interfaces)
 
 
 async def test_survey_of_a_network_that_cannot_be_looked_at_is_a_problem_and_without_a_runtime_no_second_one() -> None:

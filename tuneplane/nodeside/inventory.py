@@ -6,18 +6,20 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from tuneplane.domain import codec
 from tuneplane.domain.fleets import Budgets, EpochHold, Interface, Inventory, Stranger
 from tuneplane.domain.node_member import Grants
 from tuneplane.domain.node_ports import Cards, Engine, EngineDown, EngineInfo, EngineRefused, EngineUnclear, Network, NetworkHidden
+from tuneplane.wire.fields import INTERFACE_NAME
 
 from .address import Reach, route_address
 from .machine import node_version
 from .storage_probe import StorageSight, probe_storage
 
 MAX_INTERFACES = 64  # with addresses of their own: more than any machine has, unless each container brings one
+MAX_ADDRESSES = 16  # of one interface: more than aliases of a card, less than kube-proxy gives its own (one a service)
 
 CardReader = Callable[[], Awaitable[Cards]]
 
@@ -84,12 +86,16 @@ async def survey(
 
 
 async def _ask_network(network: Network) -> tuple[tuple[Interface, ...], str]:
-    """The interfaces that a gang could use: those of containers and tunnels come and go, but have no such address."""
+    """The interfaces that a gang could use: those of containers and tunnels come and go, but have no such address.
+
+    The kernel allows more than a gateway takes, in names and in number; what is too much is left out.
+    """
     try:
         found = await network.interfaces()
     except (EngineDown, NetworkHidden, OSError) as error:
         return (), f"the network of workloads cannot be looked at: {error}"
-    return tuple(one for one in found if one.addresses)[:MAX_INTERFACES], ""
+    useful = [one for one in found if one.addresses and INTERFACE_NAME.fullmatch(one.name)]
+    return tuple(evolve(one, addresses=one.addresses[:MAX_ADDRESSES]) for one in useful[:MAX_INTERFACES]), ""
 
 
 async def _ask_engine(engine: Engine) -> tuple[EngineInfo | None, str]:
