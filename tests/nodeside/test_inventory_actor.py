@@ -5,21 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import trio
-from attrs import define
+from attrs import define, evolve
 
 from tests.nodeside.harness import open_node_on
 from tests.support.engine import PlayEngine
 from tuneplane.actors import ChildSpec, SupervisorSpec, open_system
 from tuneplane.domain.fleets import Budgets, Inventory
+from tuneplane.domain.frames import InventoryReport
 from tuneplane.domain.node_member import LABEL_CARDS, LABEL_CPU, LABEL_MEMBER, LABEL_MEMORY, LABEL_NODE
 from tuneplane.domain.node_ports import Cards, ContainerSpec, ContainerState, EngineUnclear
 from tuneplane.nodeside.address import Reach
 from tuneplane.nodeside.board import Board
 from tuneplane.nodeside.inventory_actor import InventoryActor
+from tuneplane.nodeside.strangers import find_strangers
+from tuneplane.wire.node_codec import decode_node_frame, encode_node_frame
 
 WAIT_SECONDS = 20.0
 CARD = "GPU-1"
 LABELS = {LABEL_MEMBER: "job-x-1-0", LABEL_NODE: "node-1", LABEL_CARDS: CARD, LABEL_CPU: "1000", LABEL_MEMORY: "1"}
+
+BARE = Inventory(hostname="host-a", node_version="1", cpu_count=1, memory_bytes=1)
 
 
 @define(eq=False)
@@ -57,6 +62,19 @@ async def test_stranger_keeps_its_card_while_the_runtime_does_not_list(tmp_path:
             engine.mute = False
             engine.containers.clear()
             assert (await _next_look(board)).strangers == ()
+
+
+async def test_labels_that_anybody_wrote_make_no_frame_that_ends_the_session(tmp_path: Path) -> None:
+    """P-07: what a label does not tell in a form of ours is unknown; the report reaches the gateway all the same."""
+    engine = PlayEngine()
+    for number, cards in enumerate(("-x", "GPU-1,,GPU-2", "GPU 1", "GPU-\u00fc", ",".join(f"GPU-{card}" for card in range(65)))):
+        labels = {**LABELS, LABEL_MEMBER: f"job-x-{number}-\u00fc", LABEL_CARDS: cards, LABEL_CPU: "\u0664", LABEL_MEMORY: "9" * 19}
+        await engine.start(await engine.create(ContainerSpec(name=f"stranger-{number}", image="any", command=("x",), labels=labels)))
+    async with open_node_on(tmp_path / "state", engine) as node:
+        strangers, _ = await find_strangers(node.core)
+    assert [(one.gpu_uuids, one.cpu_millis, one.memory_bytes) for one in strangers] == [(None, None, None)] * 5
+    report = InventoryReport(inventory=evolve(BARE, strangers=strangers), digest="")
+    assert decode_node_frame(encode_node_frame(report)) == report
 
 
 async def _next_look(board: Board) -> Inventory:

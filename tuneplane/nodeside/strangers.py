@@ -18,7 +18,7 @@ from tuneplane.domain.node_ports import ContainerState, EngineDown, EngineRefuse
 
 from .core import NodeCore
 
-CARD = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+CARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")  # a gateway takes each
 MOST_CARDS = 64  # of one machine
 MOST_DIGITS = 18
 
