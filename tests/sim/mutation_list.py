@@ -132,7 +132,7 @@ _ALL = (
                 'sql = "SELECT FROM session WHERE node_id = $1 AND epoch >= $2 FOR SHARE"',
             ),
         ),
-        focus=Focus(odds={"storage-delay": 3.0, "crash-node": 1.0, "cut": 1.0, "leave": 1.0}),
+        focus=Focus(odds={"storage-delay": 8.0, "die-at-step": 1.0, "leave": 3.0}, images=True),
     ),
     Mutation(
         name="tombstone-dropped-early",
