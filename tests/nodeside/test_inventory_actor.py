@@ -14,13 +14,14 @@ from tuneplane.domain.fleets import Budgets, Inventory
 from tuneplane.domain.frames import InventoryReport
 from tuneplane.domain.node_member import LABEL_CARDS, LABEL_CPU, LABEL_MEMBER, LABEL_MEMORY, LABEL_NODE
 from tuneplane.domain.node_ports import Cards, ContainerSpec, ContainerState, EngineUnclear
+from tuneplane.domain.timings import Timings
 from tuneplane.nodeside.address import Reach
 from tuneplane.nodeside.board import Board
 from tuneplane.nodeside.inventory_actor import InventoryActor
 from tuneplane.nodeside.strangers import find_strangers
 from tuneplane.wire.node_codec import decode_node_frame, encode_node_frame
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 10.0
 CARD = "GPU-1"
 LABELS = {LABEL_MEMBER: "job-x-1-0", LABEL_NODE: "node-1", LABEL_CARDS: CARD, LABEL_CPU: "1000", LABEL_MEMORY: "1"}
 
@@ -64,6 +65,25 @@ async def test_stranger_keeps_its_card_while_the_runtime_does_not_list(tmp_path:
             assert (await _next_look(board)).strangers == ()
 
 
+async def test_alarm_that_is_raised_during_a_look_is_told_by_another_one_at_once(tmp_path: Path) -> None:
+    """P-07, R-PLC-04: not only when the inventory is due again."""
+    board = Board()
+
+    async def alarming() -> Cards:
+        await trio.lowlevel.checkpoint()
+        board.raise_alarm("the control plane went back")
+        return Cards()
+
+    seldom = evolve(Timings(), inventory_confirm=3600.0)
+    async with open_node_on(tmp_path / "state", PlayEngine(), timings=seldom) as node:
+        actor = InventoryActor(node.core, board, Budgets(), "", alarming, Reach("", ""))
+        tree = SupervisorSpec(name="root", children=(ChildSpec(name="inventory", factory=lambda: actor),))
+        async with open_system("test", tree):
+            with trio.fail_after(WAIT_SECONDS):
+                while board.survey is None or board.session_alarm not in board.survey.inventory.problems:
+                    await board.changed().wait()
+
+
 async def test_labels_that_anybody_wrote_make_no_frame_that_ends_the_session(tmp_path: Path) -> None:
     """P-07: what a label does not tell in a form of ours is unknown; the report reaches the gateway all the same."""
     engine = PlayEngine()
@@ -78,10 +98,11 @@ async def test_labels_that_anybody_wrote_make_no_frame_that_ends_the_session(tmp
 
 
 async def _next_look(board: Board) -> Inventory:
-    """The survey of a look that begins now."""
-    seen = board.seen_at
-    board.look_again()
+    """The survey of a look that begins after this call: one may be on its way, the next one is not."""
     with trio.fail_after(WAIT_SECONDS):
-        while board.survey is None or board.seen_at == seen:
-            await board.changed().wait()
+        for _ in range(2):
+            changed = board.changed()
+            board.look_again()
+            await changed.wait()
+    assert board.survey is not None
     return board.survey.inventory

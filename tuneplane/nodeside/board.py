@@ -16,26 +16,29 @@ class Board:
     seen_at: float = 0.0  # of the Trio clock
     session_alarm: str = ""
     _changed: trio.Event = field(factory=trio.Event)
+    _asked: trio.Event = field(factory=trio.Event)
 
     def post(self, survey: Survey) -> None:
         self.survey = survey
         self.seen_at = trio.current_time()
-        self._wake()
+        self._changed.set()
+        self._changed = trio.Event()
 
     def raise_alarm(self, text: str) -> None:
         """Shown as a problem of the inventory from the next look on; "" lifts it."""
         if text != self.session_alarm:
             self.session_alarm = text
-            self._wake()
+            self.look_again()
 
     def look_again(self) -> None:
         """Something that the inventory tells has changed."""
-        self._wake()
+        self._asked.set()
+        self._asked = trio.Event()
+
+    def asked(self) -> trio.Event:
+        """Set when the machine is to be looked at once more."""
+        return self._asked
 
     def changed(self) -> trio.Event:
-        """Set at the next change."""
+        """Set by the next survey."""
         return self._changed
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()

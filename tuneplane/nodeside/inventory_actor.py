@@ -34,10 +34,10 @@ class InventoryActor(Actor):
     async def run(self, context: Context) -> None:
         with context.until_stopping():
             while True:
+                asked = self.board.asked()  # before the look: what changes during it may not be in it
                 await self._look()
-                changed = self.board.changed()
                 with trio.move_on_after(self.core.timings.inventory_confirm):
-                    await changed.wait()
+                    await asked.wait()
 
     async def _look(self) -> None:
         strangers, problems = await self._look_for_strangers()
