@@ -373,6 +373,16 @@ def test_a_gang_shows_where_it_meets_and_first_what_keeps_the_others_waiting() -
     assert why(GANG) == "pull 5.0 MB"
 
 
+def test_each_attempt_of_a_job_shows_its_own_cause() -> None:
+    """L-H1: also when a later one succeeded."""
+    causes = ("job-1-1-0 ended with exit code 1", "out of memory", "")
+    attempts = [{"number": number, "members": [], "reason_detail": cause} for number, cause in enumerate(causes, 1)]
+    out = io.StringIO()
+    job_details({**JOB, "state": "succeeded", "attempts": attempts}, RichConsole(file=out, width=PIPE_WIDTH))
+    assert "attempt 1 ended: job-1-1-0 ended with exit code 1\n  attempt 2 ended: out of memory\n" in out.getvalue()
+    assert "attempt 3" not in out.getvalue()
+
+
 def test_a_node_shows_the_numeric_address_that_gangs_use_where_it_is_another() -> None:
     node = {
         "id": "n1",

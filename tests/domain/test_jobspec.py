@@ -49,6 +49,9 @@ REFUSED = [
     ({"runtime": {"image": "--privileged"}}, "spec.runtime.image"),
     ({"orchestrator": "ray"}, "spec.runtime.ray_version"),
     ({"orchestrator": "ray", "runtime": {"image": "a", "ray_version": ">=2"}}, "spec.runtime.ray_version"),
+    ({"orchestrator": "ray", "runtime": {"image": "a", "ray_version": "\u0662.\u0669.\u0660"}}, "spec.runtime.ray_version"),
+    ({"orchestrator": "ray", "runtime": {"image": "a", "ray_version": "1" * 5000 + ".0.0"}}, "spec.runtime.ray_version"),
+    ({"runtime": {"image": "a", "ray_version": "junk"}}, "spec.runtime.ray_version"),
     (
         {"orchestrator": "ray", "runtime": {"image": "a", "ray_version": "2.60.0"}, **_pool(memory_gb=0.9)},
         "spec.resources.pools[0].memory_gb",

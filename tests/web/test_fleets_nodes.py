@@ -61,6 +61,10 @@ async def test_unread_config_key_is_kept_and_warned_about(database: str, tmp_pat
         ({"config": {"a": 1}}, "config.a"),
         ({"config": {"gang_deadline_seconds": "soon"}}, "config.gang_deadline_seconds"),
         ({"config": {"gang_deadline_seconds": "0"}}, "config.gang_deadline_seconds"),
+        ({"config": {"gang_deadline_seconds": "nan"}}, "config.gang_deadline_seconds"),
+        ({"config": {"gang_deadline_seconds": "1e309"}}, "config.gang_deadline_seconds"),
+        ({"config": {"gang_deadline_seconds": "6_0"}}, "config.gang_deadline_seconds"),
+        ({"config": {"gang_deadline_seconds": "\uff16\uff10\uff10"}}, "config.gang_deadline_seconds"),
         ({"config": {"a": "x" * 5000}}, "config.a"),
     ],
 )

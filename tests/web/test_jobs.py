@@ -166,6 +166,21 @@ async def test_failed_job_shows_why(database: str, tmp_path: Path) -> None:
         assert (record["exit_code"], record["oom_killed"], record["phase"]) == (137, True, "terminated")
 
 
+@pytest.mark.parametrize("after", [-1, 0, 2, 2**50])
+async def test_retry_after_an_attempt_that_nobody_can_have_seen_is_refused(database: str, tmp_path: Path, after: int) -> None:
+    """R-LCH-02: naming the field; the job stays as it was."""
+    async with open_server(database, tmp_path) as running, running.user() as http:
+        node, epoch = await ready_node(running, await make_fleet(running))
+        job = JobId((await http.post("/api/jobs", json=job_spec())).json()["id"])
+        member = await place_job(running, job, node)
+        await drive(running, node, epoch, member, P.PREPARING, P.PREPARED, P.STARTING, P.RUNNING)
+        await drive(running, node, epoch, member, P.TERMINATED, exit_code=1)
+        refused = await http.post(f"/api/jobs/{job}/retry?after={after}")
+        assert (refused.status_code, refused.json()["field"]) == (422, "after")
+        assert (await http.get(f"/api/jobs/{job}")).json()["state"] == "failed"
+        assert (await http.post(f"/api/jobs/{job}/retry?after=1")).json()["state"] == "queued"
+
+
 async def test_anothers_job_does_not_exist(database: str, tmp_path: Path) -> None:
     """A job's specification and log may hold secrets: only its owner and administrators see it."""
     async with open_server(database, tmp_path) as running, running.user() as bob, running.admin() as ada:

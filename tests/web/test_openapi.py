@@ -129,7 +129,8 @@ async def _lose_and_retry(running: Running, http: httpx.AsyncClient, node: NodeI
     assert (await http.post(lose, json={"reason": "burnt"})).json()["code"] == "node-live"
     assert (await http.post(f"/api/jobs/{job}/retry")).json()["code"] == "job-live"
     await running.storage.close_session(node, epoch, "cut", now())
-    assert (await http.post(lose, json={"reason": " "})).status_code == 422
+    for blank in (" ", "\u200b\u3000"):
+        assert (await http.post(lose, json={"reason": blank})).status_code == 422
     held = (await http.get(f"/api/jobs/{job}")).json()["attempts"][0]["waits_for"]
     assert [(reason["code"], reason["subject"]) for reason in held] == [("silent-node", node)]
     assert (await http.post(lose, json={"reason": "burnt"})).status_code == 204

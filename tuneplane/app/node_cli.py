@@ -162,11 +162,16 @@ def status(as_json: bool) -> None:
             "running": running,
             "held": str(hold) if hold is not None else None,
         }
-        click.echo(json.dumps(facts, indent=2) if as_json else "\n".join(f"{name:22} {value}" for name, value in facts.items()))
+        click.echo(json.dumps(facts, indent=2) if as_json else "\n".join(f"{name:22} {_said(value)}" for name, value in facts.items()))
         if not running:
             sys.exit(1)
 
     guarded(run)
+
+
+def _said(value: object) -> str:
+    """For people: a hold that is not there is "no", not a word of Python."""
+    return {"True": "yes", "False": "no", "None": "no"}.get(str(value), str(value))
 
 
 def _daemon_runs(state_dir: Path) -> bool:

@@ -75,6 +75,8 @@ def job_details(job: Row, console: Console) -> None:
         console.print(f"  held: {reason['detail']}", highlight=False)
     for attempt in (attempt for attempt in job.get("attempts", []) if len(attempt["members"]) > 1 and attempt.get("main_port")):
         console.print(f"  attempt {attempt['number']} meets at {attempt['main_address']} port {attempt['main_port']}", highlight=False)
+    for attempt in (attempt for attempt in job.get("attempts", []) if len(job["attempts"]) > 1 and attempt.get("reason_detail")):
+        console.print(f"  attempt {attempt['number']} ended: {attempt['reason_detail']}", highlight=False)
     table = _table("MEMBER", "NODE", "PHASE", "EXIT", "PROGRESS", "WHY")
     for attempt in job.get("attempts", []):
         for member in attempt["members"]:

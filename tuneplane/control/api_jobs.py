@@ -113,7 +113,9 @@ class Jobs(Base):
 
         A repeat changes nothing before that attempt is placed; with ``after``, the attempt that was seen to fail, never.
         """
-        await self.get(caller, job)
+        found = await self.get(caller, job)
+        if after is not None and not 1 <= after <= max(found.attempt_number, 1):  # nobody can have seen that one fail
+            raise InvalidInput("after", f"must be the number of an attempt that failed: job {job} has {found.attempt_number}")
         queued = await self.storage.retry(job, caller.username, self.clock(), after=after)
         await self.audit(caller.username, "job.retry", job, f"attempt {queued.attempt_number + 1}")
         return queued

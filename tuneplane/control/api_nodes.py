@@ -261,7 +261,7 @@ class Nodes(Base):
         """End a member of a silent Node by an operator's word, and release what it holds (P-11). Recorded as forced."""
         require_admin(caller)
         reason = word.reason.strip()
-        if not 1 <= len(reason) <= MOST_REASON:
+        if len(reason) > MOST_REASON or not any(map(str.isalnum, reason)):  # blank to the eye is blank, whatever its letters are
             raise InvalidInput("reason", f"must say in 1 to {MOST_REASON} characters how you know that it runs no more")
         await self.get(caller, node)
         await self.storage.declare_lost(node, member, caller.username, reason, self.clock())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from enum import Enum
 
@@ -61,15 +62,14 @@ FLEET_CONFIG_KEYS = frozenset(
 )
 
 
+SECONDS = re.compile(r"^[0-9]{1,6}(\.[0-9]{1,6})?\Z")  # float() reads '1_0' and ' 600 ' too, which say no number to people
 MOST_GANG_DEADLINE_SECONDS = 86400.0  # reservations are held as long, and nobody else gets the machines meanwhile
 
 
 def gang_deadline(config: dict[str, str]) -> float | None:
     """``gang_deadline_seconds`` of a Fleet: how long the members of a gang wait for one another. None: not (well) said."""
-    try:
-        seconds = float(config.get("gang_deadline_seconds", ""))
-    except ValueError:
-        return None
+    text = config.get("gang_deadline_seconds", "")
+    seconds = float(text) if SECONDS.match(text) else 0.0
     return seconds if 1 <= seconds <= MOST_GANG_DEADLINE_SECONDS else None
 
 

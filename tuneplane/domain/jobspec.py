@@ -21,7 +21,7 @@ SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUS
 ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*\Z")
 IMAGE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}\Z")
 RAY_MEMORY_LEAST = 10**9  # measured: a head of Ray 2.60 with one driver takes 500 MB before the first task runs
-EXACT_RAY = re.compile(r"^\d+\.\d+\.\d+\Z")
+EXACT_RAY = re.compile(r"^[0-9]{1,6}(\.[0-9]{1,6}){2}\Z")
 
 
 class WorkKind(str, Enum):
@@ -198,7 +198,8 @@ def _check_runtime(body: JobBody) -> None:
         raise InvalidInput("spec.runtime", "give either image or id")
     if runtime.image is not None and not IMAGE.match(runtime.image):
         raise InvalidInput("spec.runtime.image", "is not an image reference such as registry.example/train@sha256:…")
-    if body.orchestrator is Orchestrator.RAY and not EXACT_RAY.match(runtime.ray_version):
+    needs_ray = body.orchestrator is Orchestrator.RAY or runtime.ray_version != ""
+    if needs_ray and not EXACT_RAY.match(runtime.ray_version):
         raise InvalidInput("spec.runtime.ray_version", "Ray needs an exact version such as 2.9.0 (R-LCH-09)")
 
 
