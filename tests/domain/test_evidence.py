@@ -121,3 +121,11 @@ def test_what_was_stored_is_known_when_it_comes_again(known: Known, seen: Observ
     stored = evolve(known, revision=seen.revision, journal=J, epoch=epoch, forgetting=False)
     assert weigh(stored, seen, J, epoch) is R.KNOWN
     assert weigh(stored, seen, J, epoch + 1) is R.KNOWN
+
+
+def test_success_told_by_a_journal_in_doubt_is_not_believed() -> None:
+    """P-04: the copy that came back may be older than the stop that ended it."""
+    known = Known(phase=MemberPhase.UNKNOWN, journal="j1", epoch=2, commit_sent=True)
+    ended = Observation(member=MemberId("m"), revision=9, phase=MemberPhase.TERMINATED, plan_digest="", boot_id="b", exit_code=0)
+    assert weigh(known, ended, "j1", 2) is Ruling.LOST
+    assert weigh(known, evolve(ended, exit_code=7), "j1", 2) is Ruling.APPLY

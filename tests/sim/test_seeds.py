@@ -25,6 +25,7 @@ REGRESSIONS = {
     5044: "an engine that restarted between the questions for its instance and for an exit made that exit count as witnessed",
     5173: "a database slow by more than the start deadline crashed the presence of a starting gateway",
     149: "a stop that waited for its confirmation was told in prose, which no gateway takes, and cost the Node every session",
+    500395: "a journal put back from before the stop of a member told its end as a success",
     221: "a member stopped through a new journal after the old one, which had seen it run, was lost",
 }
 

@@ -29,7 +29,7 @@ class Ruling(str, Enum):
     KNOWN = "known"  # a repeat, or older than what is stored: acknowledged, nothing changes
     APPLY = "apply"  # the newest state
     UNSETTLED = "unsettled"  # of an unknown member that has not ended: only the end of it settles anything (P-02)
-    LOST = "lost"  # "never ran", said by a journal that cannot know it
+    LOST = "lost"  # "never ran" or "succeeded", said by a journal that cannot know it (P-04)
     CONTRADICTED = "contradicted"  # no history leads there: the member is unknown from now on, and is stopped
     REVERTED = "reverted"  # the Node's journal went back: all its members are unknown
     SETTLED = "settled"  # how it ended is settled; the clean-up may be confirmed (R-LCH-14)
@@ -61,7 +61,9 @@ def weigh(known: Known, seen: Observation, journal: str, epoch: int) -> Ruling:
     if known.phase is MemberPhase.UNKNOWN:
         if not ended:
             return Ruling.UNSETTLED
-        return Ruling.LOST if seen.phase is MemberPhase.ABORTED and known.commit_sent else Ruling.APPLY
+        never_ran = seen.phase is MemberPhase.ABORTED and known.commit_sent
+        by_itself = seen.exit_code == 0 and not seen.reason_code and not seen.oom_killed  # it need not know that we stopped it
+        return Ruling.LOST if never_ran or by_itself else Ruling.APPLY
     return Ruling.APPLY if seen.phase in MEMBER_TABLE[known.phase] else Ruling.CONTRADICTED
 
 
