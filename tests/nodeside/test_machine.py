@@ -233,6 +233,24 @@ async def test_output_directory_outside_the_storage_root_is_refused(tmp_path: Pa
         await make_output_directory(str(tmp_path), directory.format(root=tmp_path))
 
 
+@pytest.mark.parametrize("planted", ["jobs", "jobs/a job", "jobs/a job/1"])
+async def test_output_directory_is_made_through_no_link_that_a_workload_planted(tmp_path: Path, planted: str) -> None:
+    """L-J2: a former attempt's link must not make the daemon create folders elsewhere on the machine. The root may be one."""
+    real, root, elsewhere = tmp_path / "real", tmp_path / "root", tmp_path / "elsewhere"
+    real.mkdir()
+    elsewhere.mkdir()
+    root.symlink_to(real)
+    await make_output_directory(str(root), f"{root}/jobs/a job/0")
+    assert sorted(path.relative_to(real).as_posix() for path in real.rglob("*")) == [".tuneplane", "jobs", "jobs/a job", "jobs/a job/0"]
+    await make_output_directory(str(root), f"{root}/jobs/a job/0")  # again: harmless
+    if (real / planted).exists():
+        (real / planted).rename(tmp_path / "away")
+    (real / planted).symlink_to(elsewhere)
+    with pytest.raises(StorageTrouble, match=f"{planted} leads elsewhere"):
+        await make_output_directory(str(root), f"{root}/jobs/a job/1")
+    assert os.listdir(elsewhere) == []
+
+
 def test_state_directory_below_the_storage_root_is_refused(tmp_path: Path) -> None:
     """R-ENR-04."""
     with pytest.raises(InvalidInput, match="TUNEPLANE_NODE_STATE_DIR"):

@@ -28,6 +28,13 @@ PROBE = (
     'test "$(dd if="$f" iflag=nofollow,nonblock status=none)" = "$2"; rm -f "$f"'
 )
 
+# Our own folder, then one folder after the other below the root. A workload may have put a link in the place of any of them:
+# what the kernel says that we are in must be what was spelled, before anything is made there.
+MAKE = (
+    'set -e; CDPATH=; cd -- "$1"; mkdir -p -- "$2"; shift 2; at=$(pwd -P); for part; do mkdir -p -- "./$part"; cd -P -- "./$part"; '
+    'at="${at%/}/$part"; test "$(pwd -P)" = "$at" || { echo "$at leads elsewhere" >&2; exit 1; }; done'
+)
+
 
 class StorageTrouble(TuneplaneError):
     """The storage root did not do what was asked, or not in time."""
@@ -53,12 +60,12 @@ async def probe_storage(root: str, mark: str) -> StorageSight:
 
 
 async def make_output_directory(root: str, directory: str) -> None:
-    """Create ``directory``, which must lie below ``root`` by its spelling, and the folder of our own. Raises StorageTrouble."""
+    """Create ``directory`` below ``root``, through no link, and the folder of our own. Raises StorageTrouble."""
     path = Path(directory)
     if ".." in path.parts or not path.is_relative_to(root) or path == Path(root):
         raise StorageTrouble(f"output directory {directory} is not below the storage root {root}")
     with fault_point("node.storage.mkdir"):
-        await run_killable(["mkdir", "-p", "--", str(Path(root, FOLDER)), directory], MAKE_SECONDS, f"making {directory}")
+        await run_killable(["sh", "-c", MAKE, "sh", root, FOLDER, *path.relative_to(root).parts], MAKE_SECONDS, f"making {directory}")
 
 
 async def run_killable(command: list[str], seconds: float, what: str) -> None:
