@@ -168,6 +168,20 @@ def test_a_namespace_that_may_not_be_entered_says_so(tmp_path: Path, monkeypatch
             run_in_namespace(pid, socket.if_nameindex)
 
 
+@pytest.mark.parametrize("pid", [0, os.getpid(), 1 << 30], ids=["hidden", "ours", "ended"])
+def test_look_that_fails_is_made_once(pid: int) -> None:
+    """A kernel that does not answer costs one time-out."""
+    looks: list[int] = []
+
+    def fail() -> None:
+        looks.append(pid)
+        raise TimeoutError("the kernel does not answer")
+
+    with pytest.raises(TimeoutError):
+        run_in_namespace(pid, fail)
+    assert looks == [pid]
+
+
 async def test_names_resolve_to_numeric_addresses_or_to_none(listening_here: Path) -> None:
     assert "127.0.0.1" in await LinuxNetwork(listening_here).resolve("localhost")
     assert await LinuxNetwork(listening_here).resolve("no-such-host.invalid") == ()

@@ -67,12 +67,14 @@ class LinuxNetwork:
 
 def run_in_namespace(pid: int, work: Callable[[], T]) -> T:
     """``work``, which must be short, in the network namespace of process ``pid``. Raises NetworkHidden and what it raises."""
+    return _run_inside(pid, work) if _is_elsewhere(pid) else work()
+
+
+def _is_elsewhere(pid: int) -> bool:
     try:
-        if pid <= 0 or _namespace_of(str(pid)) == _namespace_of("self"):
-            return work()
+        return pid > 0 and _namespace_of(str(pid)) != _namespace_of("self")
     except OSError:  # the process is hidden from us, or has just ended: then ours is the best guess
-        return work()
-    return _run_inside(pid, work)
+        return False
 
 
 def _namespace_of(pid: str) -> int:
