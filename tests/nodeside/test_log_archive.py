@@ -247,6 +247,32 @@ async def test_daemon_that_dies_while_it_archives_does_it_again(tmp_path: Path, 
     assert [path.name for path in file_of(root, plan).parent.iterdir()] == [f"{plan.member}.log"]
 
 
+TAKES_OVER = """
+import os, runpy, sys
+real, sys.argv = os.fsync, sys.argv[1:]
+scratch = sys.argv.pop()
+def fsync(sink):
+    real(sink)
+    os.unlink(scratch)
+    with open(scratch, "wb") as other:
+        other.write(b"half of the other's")
+os.fsync = fsync
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_writer_whose_place_another_one_has_taken_shows_no_half_file(root: Path) -> None:
+    """Whole or not at all: the writer of a killed daemon lives on beside that of the next one."""
+    source, folder = root / "source", root / FOLDER
+    source.write_bytes(b"all of it")
+    folder.mkdir()
+    order = {"root": str(root), "folders": [FOLDER], "name": "log", "header": "", "sources": [[str(source), 0, 9]]}
+    command = [sys.executable, "-c", TAKES_OVER, WRITER, json.dumps(order), str(folder / ".log.new")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr.strip()) == (1, "another writer has taken over")
+    assert [path.name for path in folder.iterdir()] == [".log.new"]
+
+
 WRITER = str(writing.WRITER)
 
 

@@ -43,6 +43,13 @@ def copy(sink: int, path: str, skip: int, count: int) -> None:
             count -= len(data)
 
 
+def is_ours(sink: int, name: str, folder: int) -> bool:
+    """Whether ``name`` is still the file that was opened as ``sink``."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(sink), os.stat(name, dir_fd=folder, follow_symlinks=False))
+    return False
+
+
 def main(order: dict) -> None:  # type: ignore[type-arg]
     os.umask(0o022)  # a console under another user reads it
     folder = enter(order["root"], order["folders"])
@@ -55,9 +62,12 @@ def main(order: dict) -> None:  # type: ignore[type-arg]
         for path, skip, count in order["sources"]:
             copy(sink, path, skip, count)
         os.fsync(sink)
+        if not is_ours(sink, scratch, folder):  # of a daemon that died this writer lives on, and the next daemon has another one
+            raise OSError("another writer has taken over")
         os.rename(scratch, order["name"], src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        os.unlink(scratch, dir_fd=folder)
+        if is_ours(sink, scratch, folder):
+            os.unlink(scratch, dir_fd=folder)
         raise
     os.fsync(folder)
 
