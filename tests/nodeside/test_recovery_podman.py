@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import resource
+import socket
 import time
 from datetime import datetime
 from pathlib import Path
@@ -138,6 +139,19 @@ async def test_hold_that_runs_out_refuses_the_late_commit(tmp_path: Path, podman
         again = await node.send(evolve(prepare(plan), operation=f"{plan.member}:prepare-2"))  # type: ignore[arg-type]
         assert (again.accepted, again.code) == (False, "tombstone")
     assert containers_of(podman, plan) == []
+
+
+async def test_hold_runs_out_though_the_registry_never_answers(tmp_path: Path, podman: Podman, image: str) -> None:
+    """P-08: a preparation that hangs keeps neither capacity nor a place for a Commit beyond its hold."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        plan = make_plan(f"127.0.0.1:{silent.getsockname()[1]}/t/{image.rsplit('/', 1)[1]}", ("true",))
+        async with open_node(tmp_path / "state", podman) as node:
+            await node.send(prepare(plan, hold_seconds=1.0))
+            await node.until(plan.member, lambda _: plan.member in node.core.progress)
+            record = await node.until_clean(plan.member)
+            assert (record.phase, record.reason_code) == (NodePhase.ABORTED, "hold-expired")
+            late = await node.send(commit(plan))
+            assert (late.accepted, late.code) == (False, "tombstone")
 
 
 async def test_hold_keeps_running_out_while_the_machine_sleeps(tmp_path: Path, podman: Podman, image: str) -> None:

@@ -69,12 +69,16 @@ async def load_plan(core: NodeCore, record: NodeMember) -> MemberPlan:
 
 
 async def do_prepare(core: NodeCore, record: NodeMember) -> Outcome:
-    """Image, plan directory and output directory. Nothing that runs is made."""
-    plan = await load_plan(core, record)
-    problem = await prepare(core, record, plan)
-    if problem is not None:
-        return Outcome(MemberEvent.UNFIT, Facts(reason_code=problem.code, reason_detail=problem.detail))
-    return Outcome(MemberEvent.READY)
+    """Image, plan directory and output directory, unless the hold runs out first (P-08). Nothing that runs is made.
+
+    Time in which the machine was suspended is not seen here: the AWAIT that follows finds it.
+    """
+    with trio.move_on_after(hold_left(record, core.place())):
+        problem = await prepare(core, record, await load_plan(core, record))
+        if problem is not None:
+            return Outcome(MemberEvent.UNFIT, Facts(reason_code=problem.code, reason_detail=problem.detail))
+        return Outcome(MemberEvent.READY)
+    return Outcome(MemberEvent.HOLD_EXPIRED)
 
 
 async def do_await(core: NodeCore, record: NodeMember) -> Outcome:
