@@ -19,7 +19,7 @@ from tuneplane.wire.node_codec import decode_node_frame, encode_node_frame
 pytestmark = pytest.mark.container
 
 GRACE_SECONDS = 6.0
-OVERHEAD_SECONDS = 5.0  # to find, kill and confirm on a busy machine; less than a second grace
+OVERHEAD_SECONDS = 30.0  # to start three times, find, kill and confirm on a very busy machine
 DEAF = "trap 'echo told >> $TUNEPLANE_OUTPUT_DIR/told' TERM; touch $TUNEPLANE_OUTPUT_DIR/up; while true; do sleep 0.05; done"
 
 
@@ -57,5 +57,6 @@ async def test_grace_goes_on_over_restarts_of_the_daemon_and_the_signal_is_sent_
         ended = await node.until_clean(plan.member, GRACE_SECONDS + OVERHEAD_SECONDS)
     took = time.monotonic() - began
     assert (ended.exit_code, ended.reason_code) == (137, "stopped")
+    assert ended.grace_deadline == record.grace_deadline, "no life of the daemon began a grace of its own"
     assert GRACE_SECONDS - 0.5 < took < GRACE_SECONDS + OVERHEAD_SECONDS
     assert (Path(plan.output_dir) / "told").read_text().split() == ["told"]
