@@ -24,7 +24,7 @@ from rich.console import Console as RichConsole
 from tuneplane.app.cli import main, start
 from tuneplane.app.client import ClientError, Credentials, check_url, read_credentials, read_events, write_credentials
 from tuneplane.app.data_dir import console_certificate, utc_now
-from tuneplane.app.tables import PIPE_WIDTH, job_details, jobs_table, nodes_table, progress_text, why
+from tuneplane.app.tables import PIPE_WIDTH, job_details, jobs_table, nodes_table, open_console, progress_text, why
 from tuneplane.domain import codec
 from tuneplane.domain.jobspec import JobSpec, check_job_spec, check_node_fleet_shape, check_supported
 
@@ -310,6 +310,15 @@ def test_why_names_the_silent_node_that_holds_a_job() -> None:
     held = {"code": "silent-node", "detail": "job-1-2-0 is held by Node node-1, silent since 2026-11-30 12:00:00Z", "subject": "node-1"}
     attempt = {"number": 2, "members": [], "waits_for": [held]}
     assert why({**JOB, "state": "stopping", "waiting": None, "attempts": [attempt]}) == held["detail"]
+
+
+def test_words_of_a_machine_are_printed_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path in brackets is not markup: it neither vanishes nor breaks the command."""
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", screen)
+    said = "cannot open [/dev/nvidia0] of [fd00::1]:6379 :warning:"
+    job_details({**JOB, "waiting": {"code": "x", "reasons": [{"detail": said}]}}, open_console())
+    assert screen.getvalue().count(said) == 2
 
 
 def test_progress_without_amounts_is_its_phase() -> None:

@@ -148,5 +148,8 @@ def _table(*columns: str) -> Table:
 
 
 def open_console() -> Console:
-    """Standard output. A pipe has no width: a row stays on its line there, for grep and awk."""
-    return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    """Standard output, to which machines' own words go as they are: "[/dev/x]" is no markup, ":x:" no emoji.
+
+    A pipe has no width: a row stays on its line there, for grep and awk.
+    """
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, emoji=False)
