@@ -117,7 +117,8 @@ class Jobs(Base):
         if after is not None and not 1 <= after <= max(found.attempt_number, 1):  # nobody can have seen that one fail
             raise InvalidInput("after", f"must be the number of an attempt that failed: job {job} has {found.attempt_number}")
         queued = await self.storage.retry(job, caller.username, self.clock(), after=after)
-        await self.audit(caller.username, "job.retry", job, f"attempt {queued.attempt_number + 1}")
+        last = queued.attempt_number if after is None else min(after, queued.attempt_number)  # of a repeat: the one it was about
+        await self.audit(caller.username, "job.retry", job, f"attempt {last + 1}")
         return queued
 
     async def timeline(self, caller: User, job: JobId) -> list[TimelineEvent]:
