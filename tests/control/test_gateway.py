@@ -11,8 +11,8 @@ import trio
 
 from tests.control.failing_storage import BrokenStorage, CutStorage, LosingStorage, SlowlyLosingStorage, cut
 from tests.control.plane import ADA, TIMINGS, Gateway, Plane, now, open_plane
-from tests.control.scripted_node import ScriptedNode
-from tuneplane.domain.fleets import Node
+from tests.control.scripted_node import ScriptedNode, inventory
+from tuneplane.domain.fleets import EpochHold, Node
 from tuneplane.domain.frames import CommandKind, Observation, ReconcileDone
 from tuneplane.domain.ids import MemberId
 from tuneplane.domain.launch_table import JobState, MemberPhase
@@ -312,6 +312,20 @@ async def test_command_left_unanswered_ends_the_session_and_is_sent_again(databa
         node.deaf_to = set()
         await plane.wait_job(job, J.RUNNING)
         assert {command.operation for command in node.commands if command.kind is K.PREPARE} == {f"{job}-1-0:prepare"}
+
+
+async def test_command_to_a_node_that_holds_is_not_waited_for(database: str, tmp_path: Path) -> None:
+    """P-07: a Node that holds leaves commands unanswered until an operator's word; its reports and logs go on meanwhile."""
+    timings = attrs.evolve(TIMINGS, heartbeat=0.1, engine_call=0.5)
+    async with open_plane(database, tmp_path, timings=timings) as plane, plane.gateway() as gateway, plane.worker():
+        node = await plane.enrol(gateway.target)
+        node.inventory = inventory(hold=EpochHold(id="h", known_epoch=9, told_epoch=1, since=now()))
+        node.deaf_to = {K.PREPARE}
+        plane.nursery.start_soon(node.run)
+        await plane.submit()
+        await node.wait_command(K.PREPARE)
+        await trio.sleep(4 * timings.engine_call)
+        assert node.ends == []
 
 
 async def test_stop_is_not_behind_many_launches(database: str, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ Rules it keeps:
   a control plane that has learnt what the Node did meanwhile. A Stop does not wait: it is right whatever the
   report will say, it is journalled as a tombstone that a late Prepare or Commit meets, and it must always win (R-LCH-12);
 - a send is persisted before it happens; while PostgreSQL is away nothing new is sent and the session stays (P-17);
-- a command that the Node leaves unanswered for ``engine_call`` seconds ends the session: the next one sends it again.
+- a command that the Node leaves unanswered for ``engine_call`` seconds ends the session: the next one sends it again. Not of a
+  Node that holds our commands (P-07): it is right not to answer.
 """
 
 from __future__ import annotations
@@ -290,11 +291,16 @@ class NodeSession(Actor):
             self._end("reconcile-overdue", f"no complete report of members within {self.timings.engine_call:g} s")
             return
         late = [operation for operation, since in self._unanswered.items() if now - since > self.timings.engine_call]
-        if late:
+        if late and not self._node_holds:
             self._end("answer-overdue", f"no answer to {late[0]} within {self.timings.engine_call:g} s")
             return
         await self._watch_inventory(now)
         context.timer("watch", self.timings.heartbeat)
+
+    @property
+    def _node_holds(self) -> bool:
+        """P-07: it answers no command until an operator's word, which ends this session; its reports go on meanwhile."""
+        return self._inventory is not None and self._inventory.inventory.hold is not None
 
     async def _watch_inventory(self, now: float) -> None:
         if self._inventory is None or self._stale or now - self._confirmed_at <= self.timings.inventory_fresh:
