@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from tests.contract import test_storage_races as races
-from tests.contract.storage_world import on_postgres
+from tests.contract.storage_world import World, on_postgres
 from tests.support.postgres import Postgres, database_name
 from tests.support.waiting import eventually
+from tuneplane.bridge.loop import open_bridge
+from tuneplane.bridge.postgres import Connection
+from tuneplane.domain.ids import NodeId
+from tuneplane.storage import open_storage
 
 CROWDS = [
     races.test_everything_at_once_ends_with_nothing_held,
@@ -22,7 +27,41 @@ CROWDS = [
 async def test_crowd_never_deadlocks(database: str, postgres: Postgres, crowd: races.Crowd) -> None:
     """A deadlock would be repeated and go unseen: PostgreSQL counts them."""
     await crowd(lambda: on_postgres(database))
+    await _check_that_none_was(database, postgres)
+
+
+async def _check_that_none_was(database: str, postgres: Postgres) -> None:
     name = database_name(database)
     gone = f"SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = '{name}'"
     await eventually(lambda: postgres.sql(gone) == "t", "the end of all backends: each reports what it counted")
     assert postgres.sql(f"SELECT deadlocks FROM pg_stat_database WHERE datname = '{name}'") == "0"
+
+
+UNTIL_SOMEBODY_WAITS = """DO $$ BEGIN
+    FOR i IN 1..1000 LOOP
+        PERFORM pg_stat_clear_snapshot();
+        EXIT WHEN EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock');
+        PERFORM pg_sleep(0.01);
+    END LOOP;
+END $$"""
+
+
+async def _settle_slowly(connection: Connection) -> None:
+    """What the end of a stopped stranger does, with the removal of its Node begun in between."""
+    await connection.execute("SELECT FROM session WHERE node_id = 'n1' FOR SHARE")
+    await connection.execute(UNTIL_SOMEBODY_WAITS)
+    sql = "INSERT INTO stranger_command (operation, node_id, member, container_id, kind, asked_by, created_at)"
+    await connection.execute(f"{sql} VALUES ('x', 'n1', 'm', '', 'forget', 'ada', now())")
+
+
+async def test_the_end_of_a_stranger_and_the_removal_of_its_node_do_not_deadlock(database: str, postgres: Postgres) -> None:
+    """A report has its session's row and then refers to the Node's; a removal has the Node's row and then ends the session."""
+    async with open_bridge(), open_storage(database) as storage:
+        world = World(storage)
+        await world.node("n1")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(storage._db.pool.run, _settle_slowly)
+            waits = f"SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = '{database_name(database)}' AND query LIKE 'DO $$%'"
+            await eventually(lambda: postgres.sql(waits) == "t", "the report to have its session's row")
+            nursery.start_soon(storage.delete_node, NodeId("n1"), True, world.now)
+    await _check_that_none_was(database, postgres)

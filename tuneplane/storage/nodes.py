@@ -185,7 +185,7 @@ async def _accept_epoch(connection: Connection, node: NodeId, hold: str, now: da
 
 
 async def _delete(connection: Connection, node: NodeId, force: bool, now: datetime) -> None:
-    row = await connection.fetchrow("SELECT state FROM node WHERE id = $1 AND removed_at IS NULL FOR UPDATE", node)
+    row = await connection.fetchrow("SELECT state FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE", node)
     if row is None:
         raise NotFound("Node", node)
     sql = "UPDATE session SET closed_at = $2, close_reason = 'node-removed' WHERE node_id = $1 AND closed_at IS NULL"
