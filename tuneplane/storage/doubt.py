@@ -40,12 +40,13 @@ async def doubt_journal(connection: Connection, node: NodeId, doubt: str, now: d
     out (P-06).
     """
     await set_cordon(connection, node, "journal", doubt, now)
-    for row in await connection.fetch(REMEMBERED, node):
+    rows = await connection.fetch(REMEMBERED, node)
+    ended = [row for row in rows if row["phase"] in ("terminated", "aborted")]  # a week of them: one statement
+    await connection.execute("UPDATE member SET revision = 0 WHERE id = ANY($1::text[])", [row["id"] for row in ended])
+    for row in rows:
         if row["phase"] not in ("terminated", "aborted"):
             await make_unknown(connection, row["id"], row["job_id"], "journal-changed", doubt, now)
-            continue
-        await connection.execute("UPDATE member SET revision = 0 WHERE id = $1", row["id"])
-        if not row["cleaned"]:  # the journal that would have confirmed it is gone (R-LCH-14)
+        elif not row["cleaned"]:  # the journal that would have confirmed it is gone (R-LCH-14)
             await insert_stop(connection, row["id"], "journal-changed", now, again=True)
 
 
