@@ -198,6 +198,27 @@ async def test_ended_member_that_is_reported_alive_gets_one_stop_and_shows_as_a_
         assert node.violations == ()
 
 
+async def test_member_that_came_alive_after_its_forget_is_forgotten_once_more(open_world: OpenWorld) -> None:
+    """P-06: an older copy of the journal has it again; the record that its end leaves there is dropped by our word alone."""
+    async with open_world() as world:
+        await world.node()
+        claim = await world.launched(until=AttemptState.COMMITTED)
+        await world.see(MEMBER, MemberPhase.TERMINATED, revision=T, exit_code=0, cleaned=True)
+        await world.step(claim, AttemptEvent.ALL_ENDED)
+        for revision in (2, 4):
+            assert await world.storage.forget_ended(world.later(1), 10, world.now) == 1
+            assert await world.storage.forget_ended(world.later(1), 10, world.now) == 0
+            [forget] = await world.send_all()
+            assert forget.command.kind is CommandKind.FORGET
+            await world.answer(forget)
+            if revision == 2:
+                assert await world.see(MEMBER, MemberPhase.RUNNING, revision=revision * T, container_id="c")
+                [stop] = await world.send_all()
+                assert stop.command.kind is CommandKind.STOP
+                await world.answer(stop)
+                assert await world.see(MEMBER, MemberPhase.TERMINATED, revision=3 * T, exit_code=137, cleaned=True)
+
+
 async def test_clean_up_that_a_lost_journal_owed_is_asked_of_the_new_one(open_world: OpenWorld) -> None:
     """R-LCH-14: its end was reported, its clean-up was not."""
     async with open_world() as world:

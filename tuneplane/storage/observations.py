@@ -125,6 +125,7 @@ async def _violate(connection: Connection, row: Row, known: Known, seen: Observa
         return
     why = why_violation(seen)
     await connection.execute("UPDATE member SET violation = $2, cleaned = false WHERE id = $1", row["id"], why)
+    await connection.execute("DELETE FROM command WHERE member_id = $1 AND kind = 'forget'", row["id"])  # due again, after its end
     await insert_stop(connection, row["id"], "ended", now, again=True)
     await note(connection, row["job_id"], now, "member.violation", row["id"], why)
     await poke(connection, Topic.COMMANDS, Topic.CONSOLE)

@@ -135,6 +135,7 @@ def _settle(book: Book, row: MemberRow, seen: Observation, now: datetime) -> Non
 def _violate(book: Book, row: MemberRow, seen: Observation, now: datetime) -> None:
     why = why_violation(seen)
     book.members.put(row.id, evolve(row, violation=why, cleaned=False))
+    book.commands.drop(operation_id(row.id, "forget"))
     insert_stop(book, row.id, "ended", now, again=True)
     note(book, row.job, now, "member.violation", row.id, why)
     poke(book, Topic.COMMANDS, Topic.CONSOLE)
