@@ -134,7 +134,8 @@ async def _lose_and_retry(running: Running, http: httpx.AsyncClient, node: NodeI
     held = (await http.get(f"/api/jobs/{job}")).json()["attempts"][0]["waits_for"]
     assert [(reason["code"], reason["subject"]) for reason in held] == [("silent-node", node)]
     assert (await http.post(lose, json={"reason": "burnt"})).status_code == 204
-    assert (await http.post(lose, json={"reason": "burnt"})).json()["code"] == "member-ended"
+    ended = (await http.post(lose, json={"reason": "burnt"})).json()
+    assert (ended["code"], ended["detail"].split()[0]) == ("member-ended", member), "an id stays one that can be copied"
     await look(running)
     failed = (await http.get(f"/api/jobs/{job}")).json()
     assert (failed["state"], failed["reason_code"]) == ("failed", "declared-lost")

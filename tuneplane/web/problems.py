@@ -128,7 +128,8 @@ def _of_http(error: HTTPException) -> Problem:
 
 def _sentence(error: TuneplaneError) -> str:
     text = str(error)
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    plain = text.partition(" ")[0].isalpha()  # an id at the beginning stays as it is: it is there to be copied
+    return (text[:1].upper() + text[1:] if plain else text) + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def _retry() -> dict[str, str]:
