@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from tuneplane.domain.fleets import Budgets, Gpu, Interface
 from tuneplane.domain.frames import InventoryReport
 from tuneplane.domain.node_ports import Cards, EngineDown, EngineInfo, NetworkHidden
 from tuneplane.domain.timings import Timings
+from tuneplane.nodeside import storage_probe
 from tuneplane.nodeside.address import Reach, find_address, reach_of, route_address
 from tuneplane.nodeside.cards import read_cards
 from tuneplane.nodeside.config import NodeConfig, prepare_state_dir
@@ -215,6 +217,26 @@ async def test_storage_access_that_is_cancelled_leaves_no_child(tmp_path: Path) 
     with trio.move_on_after(0.2):
         await run_killable(["sleep", mark], 60, "x")
     assert not _sleeping(mark)
+
+
+async def test_children_that_a_dead_mount_keeps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L-J1: a mount that is dead for days is not sent a child a quarter of a minute; when it lives again, it is asked again."""
+    monkeypatch.setattr(storage_probe, "MAX_LEFT_BEHIND", 2)
+    monkeypatch.setattr(storage_probe, "REAP_SECONDS", 0.05)
+    deaf: list[int] = []  # as in uninterruptible sleep: SIGKILL has to wait
+    with monkeypatch.context() as dead:
+        dead.setattr(os, "killpg", lambda group, number: deaf.append(group))
+        for _ in range(4):
+            with pytest.raises(StorageTrouble):
+                await run_killable(["sleep", "60"], 0.1, "the storage root")
+        with pytest.raises(StorageTrouble, match="2 earlier accesses to the storage root still hang"):
+            await run_killable(["true"], 5, "the storage root")
+    assert len(deaf) == 2
+    for group in deaf:
+        os.killpg(group, signal.SIGKILL)
+    for child in storage_probe._left_behind:
+        await child.wait()
+    await run_killable(["true"], 5, "the storage root")
 
 
 def _sleeping(mark: str) -> bool:

@@ -1,12 +1,16 @@
 """Touching the storage root without risking the daemon: every access runs in a child process with a deadline (L-J1).
 
 A dead network mount puts a process into uninterruptible sleep, from where even SIGKILL does not fetch it. So the child
-is killed at the deadline and then left behind: nothing here waits for it again.
+is killed at the deadline and then left behind: nothing here waits for it again. How many are left behind is bounded:
+while so many still hang, the root is known to be dead, and no further child is sent after them.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -19,6 +23,7 @@ from tuneplane.domain.log_archive import FOLDER
 PROBE_SECONDS = 10.0  # a healthy mount answers in milliseconds, a busy one in seconds
 MAKE_SECONDS = 30.0
 REAP_SECONDS = 1.0  # for a killed child that can die; one that cannot is left behind
+MAX_LEFT_BEHIND = 8  # a probe, an archive and some preparations at once; a mount that is dead for days gets no more of them
 MAX_COMPLAINT_BYTES = 2000  # one line of an error message, not a flood
 # Write, fsync and read back a file of our own: a mount that only answers stat() may still be dead (L-J2). Workloads write here
 # too, and this runs on the machine itself: a link or a pipe that stands in our file's place is removed, never written through.
@@ -34,6 +39,9 @@ MAKE = (
     'set -e; CDPATH=; cd -- "$1"; mkdir -p -- "$2"; shift 2; at=$(pwd -P); for part; do mkdir -p -- "./$part"; cd -P -- "./$part"; '
     'at="${at%/}/$part"; test "$(pwd -P)" = "$at" || { echo "$at leads elsewhere" >&2; exit 1; }; done'
 )
+
+
+_left_behind: list[trio.Process] = []  # of this process: at most MAX_LEFT_BEHIND and those that run at once
 
 
 class StorageTrouble(TuneplaneError):
@@ -70,6 +78,9 @@ async def make_output_directory(root: str, directory: str) -> None:
 
 async def run_killable(command: list[str], seconds: float, what: str) -> None:
     """Run to a zero exit within ``seconds``; raise StorageTrouble saying ``what``. Cancelled: the child is killed."""
+    _left_behind[:] = [child for child in _left_behind if child.poll() is None]
+    if len(_left_behind) >= MAX_LEFT_BEHIND:
+        raise StorageTrouble(f"{what}: {len(_left_behind)} earlier accesses to the storage root still hang")
     try:
         child = await trio.lowlevel.open_process(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, cwd="/"
@@ -83,9 +94,11 @@ async def run_killable(command: list[str], seconds: float, what: str) -> None:
             await child.wait()
     finally:
         if child.poll() is None:
-            child.kill()
+            _kill(child)
             with trio.move_on_after(REAP_SECONDS, shield=True):
                 await child.wait()
+            if child.poll() is None:
+                _left_behind.append(child)
         if child.stderr is not None:
             with trio.move_on_after(REAP_SECONDS, shield=True):
                 await child.stderr.aclose()
@@ -93,6 +106,12 @@ async def run_killable(command: list[str], seconds: float, what: str) -> None:
         raise StorageTrouble(f"{what} did not answer within {seconds:g} s")
     if child.returncode != 0:
         raise StorageTrouble(f"{what} is not usable: {text.decode(errors='replace').strip() or f'exit {child.returncode}'}")
+
+
+def _kill(child: trio.Process) -> None:
+    """The child and what it has started: it leads a session of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 async def _read_some(child: trio.Process) -> bytes:
