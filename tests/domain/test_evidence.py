@@ -56,6 +56,16 @@ def test_lower_revision_proves_a_reverted_journal_only_in_a_newer_session(revisi
     assert weigh(KNOWN, a_report(revision=revision), J, epoch) is ruling
 
 
+def test_same_revision_that_tells_another_story_proves_a_reverted_journal() -> None:
+    """P-02, P-12: counted up again from an older copy. What we ended ourselves tells no story of the journal's."""
+    ended = a_report(P.TERMINATED)
+    assert weigh(KNOWN, ended, J, 4) is R.REVERTED
+    assert weigh(KNOWN, ended, J, 3) is R.KNOWN
+    assert weigh(KNOWN, a_report(P.RUNNING, 5 * T + 7), J, 4) is R.APPLY
+    declared_lost = evolve(KNOWN, phase=P.TERMINATED)
+    assert weigh(declared_lost, a_report(P.RUNNING), J, 4) is R.KNOWN
+
+
 def test_progress_that_begins_again_after_a_restart_proves_nothing() -> None:
     """P-12: progress between two journalled revisions is not on the disk."""
     known = evolve(KNOWN, phase=P.PREPARING, revision=5 * T + 77)
@@ -112,13 +122,15 @@ def test_whatever_is_reported_what_has_ended_stays_so_and_unknown_ends_by_an_end
         assert known.phase is not P.RUNNING  # P-03: what was seen running never becomes "never ran"
     if ruling is R.REVERTED:
         assert epoch > known.epoch > 0
-        assert known.revision // T > seen.revision // T
+        before, now = known.revision // T, seen.revision // T
+        assert before > now or (before == now and known.phase is not seen.phase)
 
 
 @given(knowns, reports, st.integers(1, 9))
 def test_what_was_stored_is_known_when_it_comes_again(known: Known, seen: Observation, epoch: int) -> None:
     """R-LCH-05: in this session and in the next one, by the same journal."""
-    stored = evolve(known, revision=seen.revision, journal=J, epoch=epoch, forgetting=False)
+    phase = known.phase if known.phase in (*ENDED_PHASES, P.UNKNOWN) else seen.phase
+    stored = evolve(known, phase=phase, revision=seen.revision, journal=J, epoch=epoch, forgetting=False)
     assert weigh(stored, seen, J, epoch) is R.KNOWN
     assert weigh(stored, seen, J, epoch + 1) is R.KNOWN
 

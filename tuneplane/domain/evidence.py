@@ -4,8 +4,9 @@ A report is a state, not an event, so most of the questions are *which of two st
 
 - within one session a Node's reports of a member come in order; a lower revision is a repeat or a reordered copy;
 - a journal never forgets what it has reported (it is on the disk first). So a lower **journalled** revision of the same
-  journal in a *newer* session means that the journal went back (P-02, P-12). Progress between two journalled revisions
-  is not on the disk: after a restart of the daemon it begins again, and proves nothing;
+  journal in a *newer* session means that the journal went back (P-02, P-12); so does the same revision with another
+  phase: it was counted up again from an older copy. Progress between two journalled revisions is not on the disk: after
+  a restart of the daemon it begins again, and proves nothing;
 - another journal counts from the start: its revisions cannot be compared, and everything it says is newer;
 - a member that was forgotten on our word may be learnt again by a late Stop: the new tombstone counts from the start.
 """
@@ -51,7 +52,7 @@ class Known:
 def weigh(known: Known, seen: Observation, journal: str, epoch: int) -> Ruling:
     """Judge ``seen``, reported by ``journal`` in session ``epoch``."""
     if known.journal in ("", journal) and not known.forgetting:
-        if known.epoch and epoch > known.epoch and seen.revision // PROGRESS_TICKS < known.revision // PROGRESS_TICKS:
+        if known.epoch and epoch > known.epoch and _went_back(known, seen):
             return Ruling.REVERTED
         if seen.revision <= known.revision:
             return Ruling.KNOWN
@@ -65,6 +66,13 @@ def weigh(known: Known, seen: Observation, journal: str, epoch: int) -> Ruling:
         by_itself = seen.exit_code == 0 and not seen.reason_code and not seen.oom_killed  # it need not know that we stopped it
         return Ruling.LOST if never_ran or by_itself else Ruling.APPLY
     return Ruling.APPLY if seen.phase in MEMBER_TABLE[known.phase] else Ruling.CONTRADICTED
+
+
+def _went_back(known: Known, seen: Observation) -> bool:
+    """An end and a doubt are ours to state (by a verdict, an operator's word): what was reported then is not stored."""
+    before, now = known.revision // PROGRESS_TICKS, seen.revision // PROGRESS_TICKS
+    as_reported = known.phase not in ENDED_PHASES and known.phase is not MemberPhase.UNKNOWN
+    return now < before or (now == before and as_reported and seen.phase is not known.phase)
 
 
 def _alive(seen: Observation) -> bool:
@@ -85,4 +93,7 @@ def why_violation(seen: Observation) -> str:
 def why_reverted(known: Known, seen: Observation) -> str:
     """For the cordon."""
     before, now = known.revision // PROGRESS_TICKS, seen.revision // PROGRESS_TICKS
-    return f"the Node's journal went back: it reported revision {before} of {seen.member}, and now has {now}"
+    return (
+        f"the Node's journal went back: it reported revision {before} of {seen.member} ({known.phase.value}),"
+        f" and now has {now} ({seen.phase.value})"
+    )
