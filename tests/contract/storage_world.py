@@ -79,6 +79,14 @@ def a_member(
     return evolve(made, **more)
 
 
+async def audit_lines(storage: Storage) -> list[tuple[str, str, str, str, bool]]:
+    """The audit log in order: actor, action, subject, detail, forced. No port reads it, so this looks inside."""
+    if isinstance(storage, Twin):
+        return [row[1:] for row in storage.book.audit]
+    rows = await storage._db.fetch("SELECT actor, action, subject, detail, forced FROM audit ORDER BY sequence")
+    return [tuple(row.values()) for row in rows]
+
+
 @define(eq=False)
 class World:
     """``now`` is the test's clock: move it with :meth:`later`."""

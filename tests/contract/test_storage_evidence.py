@@ -252,18 +252,18 @@ async def test_accepted_hold_raises_the_epoch_above_what_the_node_has_seen_and_i
         opened = await world.node()
         assert opened.accepted_hold == ""
         with pytest.raises(Refused, match="does not report"):
-            await world.storage.accept_epoch(N1, "hold-1", world.now)
+            await world.storage.accept_epoch(N1, "hold-1", USER, world.now)
         hold = EpochHold(id="hold-1", known_epoch=9, told_epoch=1, since=world.now)
         await world.storage.record_inventory(N1, 1, an_inventory(hold=hold, problems=("held",)), "d", world.now)
         with pytest.raises(Refused):
-            await world.storage.accept_epoch(N1, "hold-2", world.now)
-        node = await world.storage.accept_epoch(N1, "hold-1", world.now)
+            await world.storage.accept_epoch(N1, "hold-2", USER, world.now)
+        node = await world.storage.accept_epoch(N1, "hold-1", USER, world.now)
         assert (node.connection.state, node.inventory_healthy) == ("disconnected", False)
         assert await world.storage.live_epochs(GATEWAY) == {}
         again = await world.connect()
         assert (again.epoch, again.accepted_hold) == (10, "hold-1")
         with pytest.raises(NotFound):
-            await world.storage.accept_epoch(NodeId("none"), "hold-1", world.now)
+            await world.storage.accept_epoch(NodeId("none"), "hold-1", USER, world.now)
 
 
 async def test_stop_of_what_had_ended_says_so(open_world: OpenWorld) -> None:

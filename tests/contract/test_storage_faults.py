@@ -11,13 +11,14 @@ from datetime import timedelta
 
 import pytest
 
-from tests.contract.storage_world import FLEET, GATEWAY, USER, WORKER, OpenWorld, World, a_fleet, an_inventory
+from tests.contract.storage_world import FLEET, GATEWAY, USER, WORKER, OpenWorld, World, a_fleet, an_inventory, audit_lines
 from tuneplane.domain.errors import Refused, StorageUnavailable, TuneplaneError
 from tuneplane.domain.faultpoint import FAULT_POINTS, AnswerLost, install_fault_hook
-from tuneplane.domain.fleets import NodeState
+from tuneplane.domain.fleets import EpochHold, NodeState, Stranger
 from tuneplane.domain.ids import FleetId, GatewayId, JobId, MemberId, NodeId, TokenId, UserName
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, JoinToken
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, MemberPhase
+from tuneplane.domain.node_member import PROGRESS_TICKS
 
 N1 = NodeId("n1")
 MEMBER = MemberId("job-a-1-0")
@@ -98,6 +99,26 @@ async def silent(world: World) -> None:
     await world.storage.close_session(N1, 1, "cut", world.now)
 
 
+async def held(world: World) -> None:
+    await connected(world)
+    hold = EpochHold(id="hold-1", known_epoch=9, told_epoch=1, since=world.now)
+    await world.storage.record_inventory(N1, 1, an_inventory(hold=hold), "d", world.now)
+
+
+async def strange(world: World) -> None:
+    await connected(world)
+    stranger = Stranger(container="c1", name="tuneplane-job-a", member=MEMBER, gpu_uuids=(), cpu_millis=1, memory_bytes=1)
+    await world.storage.record_inventory(N1, 1, an_inventory(strangers=(stranger,)), "d", world.now)
+
+
+async def reconnected(world: World) -> None:
+    """The Node has reported its member running, and opened session 2."""
+    await connected(world)
+    await world.launched(until=AttemptState.COMMITTED)
+    await world.see(MEMBER, MemberPhase.RUNNING, revision=5 * PROGRESS_TICKS, container_id="c")
+    await world.connect(sequence=9)
+
+
 async def fleet_alone(world: World) -> None:
     await world.fleet()
 
@@ -119,6 +140,10 @@ async def advance(world: World) -> object:
 async def observe(world: World) -> object:
     world._revisions[MEMBER] = 5
     return await world.see(MEMBER, MemberPhase.ABORTED, reason_code="image-unavailable")
+
+
+async def go_back(world: World) -> object:
+    return await world.see(MEMBER, MemberPhase.PREPARED, epoch=2, revision=2 * PROGRESS_TICKS)
 
 
 async def answer(world: World) -> object:
@@ -164,11 +189,13 @@ WRITES: dict[str, tuple[Act, Act]] = {
     "revoke_join_token": (enrolled, lambda w: w.storage.revoke_join_token(FLEET, TokenId("t"), w.now)),
     "join": (enrolled, lambda w: w.join(try_=_next_try(w))),
     "set_node_state": (connected, lambda w: w.storage.set_node_state(N1, NodeState.DRAINING, "", w.now)),
-    "delete_node": (drained, lambda w: w.storage.delete_node(N1, False, w.now)),
+    "delete_node": (drained, lambda w: w.storage.delete_node(N1, False, USER, w.now)),
     "submit": (fleet_alone, lambda w: w.submit(key="k")),
     "request_stop": (preparing, lambda w: w.storage.request_stop(JobId("job-a"), USER, w.now)),
     "retry": (failed, lambda w: w.storage.retry(JobId("job-a"), USER, w.now, after=1)),
     "declare_lost": (silent, lambda w: w.storage.declare_lost(N1, MEMBER, USER, "burnt", w.now)),
+    "accept_epoch": (held, lambda w: w.storage.accept_epoch(N1, "hold-1", USER, w.now)),
+    "stop_stranger": (strange, lambda w: w.storage.stop_stranger(N1, "c1", MEMBER, USER, w.now)),
     "publish_identity": (fleet_alone, lambda w: w.storage.publish_identity(IDENTITY)),
     "register_gateway": (fleet_alone, lambda w: w.storage.register_gateway(GatewayId("g"), "h", 1, w.now, lease(w))),
     "renew_gateway": (connected, lambda w: w.storage.renew_gateway(GATEWAY, lease(w))),
@@ -178,6 +205,8 @@ WRITES: dict[str, tuple[Act, Act]] = {
     "record_inventory": (connected, lambda w: w.storage.record_inventory(N1, 1, an_inventory(("GPU-a", "GPU-b")), "d", w.now)),
     "inventory_stale": (connected, lambda w: w.storage.inventory_stale(N1, 1, w.now)),
     "observe": (preparing, observe),
+    "reconcile": (reconnected, lambda w: w.storage.reconcile(N1, 2, (), w.now)),
+    "doubt_journal": (reconnected, go_back),
     "mark_sent": (sent, mark),
     "answer_command": (sent, answer),
     "place": (submitted, lambda w: w.place(cards=("GPU-a",))),
@@ -250,6 +279,38 @@ async def test_write_whose_process_or_answer_is_lost_is_repeated_to_the_same_end
         twice = await snapshot(world)
         assert await said(act, world) in allowed
         assert await snapshot(world) == twice
+
+
+FORCED = {
+    "declare_lost": (USER, "member.declare-lost", MEMBER, "on Node n1: burnt", True),
+    "delete_node": (USER, "node.delete", N1, "", False),
+    "accept_epoch": (USER, "node.accept-epoch", N1, "hold-1", False),
+    "stop_stranger": (USER, "node.stop-stranger", N1, f"{MEMBER} c1", False),
+}
+
+
+@pytest.mark.parametrize("name", FORCED)
+async def test_forced_act_and_its_audit_line_happen_both_or_neither(open_world: OpenWorld, name: str) -> None:
+    """P-09, P-11: who repeats it after a lost answer is refused, or changes nothing; the line must be there by then."""
+    given, act = WRITES[name]
+    async with open_world() as world:
+        await given(world)
+        with fault(f"storage.{name}", "before"), pytest.raises(Killed):
+            await act(world)
+        assert await audit_lines(world.storage) == []
+        with fault(f"storage.{name}", "after"), pytest.raises(StorageUnavailable):
+            await act(world)
+        assert await audit_lines(world.storage) == [FORCED[name]]
+        if await said(act, world):
+            assert await audit_lines(world.storage) == [FORCED[name]]  # a refused repeat is no act
+
+
+async def test_audit_line_of_a_forced_removal_names_what_was_left_behind(open_world: OpenWorld) -> None:
+    """R-ADM-02, R-LIV-05."""
+    async with open_world() as world:
+        await silent(world)
+        await world.storage.delete_node(N1, True, USER, world.now)
+        assert await audit_lines(world.storage) == [(USER, "node.delete", N1, f"left behind: {MEMBER}", True)]
 
 
 def test_every_fault_point_of_the_port_is_tried() -> None:

@@ -77,7 +77,7 @@ async def test_delete_fleet_after_its_nodes_were_removed_then_create_it_again(op
         await world.token()
         await world.join()
         await world.storage.set_node_state(NodeId("n1"), NodeState.CORDONED, "", world.now)
-        await world.storage.delete_node(NodeId("n1"), False, world.now)
+        await world.storage.delete_node(NodeId("n1"), False, USER, world.now)
         await world.storage.delete_fleet(FLEET)
         assert await world.storage.get_fleet(FLEET) is None
         await world.fleet()

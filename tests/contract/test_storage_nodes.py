@@ -211,12 +211,12 @@ async def test_delete_node_that_is_active_or_holds_something_is_refused(open_wor
         await world.node()
         await world.launched()
         with pytest.raises(Refused) as caught:
-            await world.storage.delete_node(N1, False, world.now)
+            await world.storage.delete_node(N1, False, USER, world.now)
         assert caught.value.code == "node-busy"
         assert "job-a-1-0" in caught.value.reasons[0].detail
         await world.storage.set_node_state(N1, NodeState.DRAINING, "", world.now)
         with pytest.raises(Refused):
-            await world.storage.delete_node(N1, False, world.now)
+            await world.storage.delete_node(N1, False, USER, world.now)
 
 
 async def test_delete_node_drained_and_idle_ends_its_session_and_credential(open_world: OpenWorld) -> None:
@@ -224,14 +224,14 @@ async def test_delete_node_drained_and_idle_ends_its_session_and_credential(open
     async with open_world() as world:
         await world.node()
         await world.storage.set_node_state(N1, NodeState.DRAINING, "", world.now)
-        await world.storage.delete_node(N1, False, world.now)
+        await world.storage.delete_node(N1, False, USER, world.now)
         assert await world.storage.live_epochs(GATEWAY) == {}
         assert await world.storage.get_node(N1, world.now) is None
         with pytest.raises(Refused) as caught:
             await world.connect()
         assert caught.value.code == "node-removed"
         with pytest.raises(NotFound):
-            await world.storage.delete_node(N1, True, world.now)
+            await world.storage.delete_node(N1, True, USER, world.now)
 
 
 async def test_delete_node_by_force_ends_its_members_and_frees_its_cards_for_another(open_world: OpenWorld) -> None:
@@ -241,7 +241,7 @@ async def test_delete_node_by_force_ends_its_members_and_frees_its_cards_for_ano
         claim = await world.launched(cards=("GPU-a",))
         await world.node("n2", cards=("GPU-a",))  # the machine was enrolled again
         assert (await get(world, "n2")).free_gpu_uuids == ()
-        await world.storage.delete_node(N1, True, world.now)
+        await world.storage.delete_node(N1, True, USER, world.now)
         assert (await get(world, "n2")).free_gpu_uuids == ("GPU-a",)
         (member,) = (await world.view(claim)).members
         assert (member.phase, member.reason_code) == (MemberPhase.TERMINATED, "node-removed")

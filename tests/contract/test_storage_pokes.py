@@ -44,7 +44,7 @@ ACTS = {
     "an observation": ({Topic.ATTEMPTS, Topic.CONSOLE}, lambda world: world.see("job-a-1-0", MemberPhase.PREPARED)),
     "an end": ({Topic.ATTEMPTS, Topic.JOBS}, lambda world: world.see("job-a-1-0", MemberPhase.ABORTED)),
     "a session": ({Topic.SESSIONS, Topic.CONSOLE}, lambda world: world.connect()),
-    "a removal": ({Topic.SESSIONS, Topic.ATTEMPTS, Topic.JOBS}, lambda world: world.storage.delete_node("n1", True, world.now)),
+    "a removal": ({Topic.SESSIONS, Topic.ATTEMPTS, Topic.JOBS}, lambda world: world.storage.delete_node("n1", True, USER, world.now)),
 }
 
 

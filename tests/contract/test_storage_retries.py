@@ -365,7 +365,7 @@ async def test_declare_lost_of_a_whole_gang_member_lets_the_gang_conclude(open_w
 async def test_retry_when_the_fleet_is_gone_is_refused(open_world: OpenWorld) -> None:
     async with open_world() as world:
         await world.step(await failing(world, retries=0), E.ALL_ENDED)
-        await world.storage.delete_node(N1, True, world.now)
+        await world.storage.delete_node(N1, True, USER, world.now)
         await world.storage.delete_fleet(FLEET)
         with pytest.raises(Refused) as caught:
             await world.storage.retry(JOB, USER, world.now)

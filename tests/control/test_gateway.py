@@ -90,7 +90,7 @@ async def test_session_of_a_removed_node_is_closed_at_once(database: str, tmp_pa
     """R-CRD-04."""
     async with open_plane(database, tmp_path) as plane, plane.gateway() as gateway:
         node = await plane.connect(gateway)
-        await plane.storage.delete_node(node.node, True, now())
+        await plane.storage.delete_node(node.node, True, ADA, now())
         await node.wait_for(lambda node: node.ends, "the end of the session", seconds=5.0)
         assert node.ends[0].code in ("session-closed", "fenced")
 

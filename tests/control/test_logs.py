@@ -75,7 +75,7 @@ async def test_follow_ends_with_an_error_when_the_session_ends(database: str, tm
         node, job = await _running(plane, gateway)
         async with plane.reader().open_log(_query(node, job, follow=True)) as pieces:
             await anext(pieces)
-            await plane.storage.delete_node(node.node, True, now())
+            await plane.storage.delete_node(node.node, True, ADA, now())
             last = await _last(pieces)
         assert last.end
         assert "ended" in last.error

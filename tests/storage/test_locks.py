@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from tests.contract import test_storage_races as races
-from tests.contract.storage_world import World, on_postgres
+from tests.contract.storage_world import USER, World, on_postgres
 from tests.support.postgres import Postgres, database_name
 from tests.support.waiting import eventually
 from tuneplane.bridge.loop import open_bridge
@@ -63,5 +63,5 @@ async def test_the_end_of_a_stranger_and_the_removal_of_its_node_do_not_deadlock
             nursery.start_soon(storage._db.pool.run, _settle_slowly)
             waits = f"SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = '{database_name(database)}' AND query LIKE 'DO $$%'"
             await eventually(lambda: postgres.sql(waits) == "t", "the report to have its session's row")
-            nursery.start_soon(storage.delete_node, NodeId("n1"), True, world.now)
+            nursery.start_soon(storage.delete_node, NodeId("n1"), True, USER, world.now)
     await _check_that_none_was(database, postgres)

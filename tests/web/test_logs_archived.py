@@ -10,7 +10,7 @@ import pytest
 from tests.web.events import open_events
 from tests.web.support import Running, job_spec, now, open_server
 from tests.web.world import drive, make_fleet, place_job, ready_node
-from tuneplane.domain.ids import AttemptId, JobId, MemberId, NodeId
+from tuneplane.domain.ids import AttemptId, JobId, MemberId, NodeId, UserName
 from tuneplane.domain.launch_table import MemberPhase
 from tuneplane.domain.log_archive import archive_path, choose_parts, spell_header
 
@@ -46,7 +46,7 @@ async def test_log_is_read_and_followed_from_the_archive_when_the_node_has_it_no
         else:
             running.logs.away = True
         if gone == "removed":
-            await running.storage.delete_node(node, True, now())
+            await running.storage.delete_node(node, True, UserName("ada"), now())
         whole = await http.get(f"/api/jobs/{job}/logs")
         assert (whole.status_code, whole.content) == (200, DATA)
         assert (whole.headers["x-next-offset"], whole.headers["x-ended"]) == (str(len(DATA)), "true")

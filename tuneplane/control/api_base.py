@@ -31,9 +31,13 @@ class Base:
     def new_id(self, prefix: str) -> str:
         return spell_id(prefix, self.entropy(ID_ENTROPY_BYTES))
 
+    def tell(self, actor: UserName, action: str, subject: str, detail: str = "", *, forced: bool = False) -> None:
+        """Log an act whose row of the audit log was written in the act's own unit (P-09)."""
+        log.info("audit", actor=actor, action=action, subject=subject, detail=detail, forced=forced)
+
     async def audit(self, actor: UserName, action: str, subject: str, detail: str = "", *, forced: bool = False) -> None:
         """One row of the audit log, after the act (R-ADM-02). Details never hold a secret."""
-        log.info("audit", actor=actor, action=action, subject=subject, detail=detail, forced=forced)
+        self.tell(actor, action, subject, detail, forced=forced)
         await self.storage.audit(actor, action, subject, detail, forced, self.clock())
 
 

@@ -234,8 +234,8 @@ class Nodes(Base):
         require_admin(caller)
         await self.get(caller, node)
         now = self.clock()
-        changed = await self.storage.accept_epoch(node, order.hold, now)
-        await self.audit(caller.username, "node.accept-epoch", node, order.hold)
+        changed = await self.storage.accept_epoch(node, order.hold, caller.username, now)
+        self.tell(caller.username, "node.accept-epoch", node, order.hold)
         return answer_node(changed, await self._fleet_of(caller, changed), now)
 
     async def stop_stranger(self, caller: User, node: NodeId, order: StrangerStop) -> NodeAnswer:
@@ -246,16 +246,15 @@ class Nodes(Base):
             raise InvalidInput("member", "is no label that Tuneplane gives: stop that container on its machine")
         now = self.clock()
         changed = await self.storage.stop_stranger(node, order.container, MemberId(order.member), caller.username, now)
-        await self.audit(caller.username, "node.stop-stranger", node, f"{order.member} {order.container}")
+        self.tell(caller.username, "node.stop-stranger", node, f"{order.member} {order.container}")
         return answer_node(changed, await self._fleet_of(caller, changed), now)
 
     async def delete(self, caller: User, node: NodeId, *, force: bool) -> None:
         """Remove a Node: drained and empty, or with ``force`` one that is gone; its credential dies with it (R-CRD-04)."""
         require_admin(caller)
-        before = await self.get(caller, node)
-        await self.storage.delete_node(node, force, self.clock())
-        left = ", ".join(before.members)
-        await self.audit(caller.username, "node.delete", node, f"left behind: {left}" if left else "", forced=force)
+        await self.get(caller, node)
+        await self.storage.delete_node(node, force, caller.username, self.clock())
+        self.tell(caller.username, "node.delete", node, forced=force)
 
     async def declare_lost(self, caller: User, node: NodeId, member: MemberId, word: LossDeclaration) -> None:
         """End a member of a silent Node by an operator's word, and release what it holds (P-11). Recorded as forced."""
@@ -265,7 +264,7 @@ class Nodes(Base):
             raise InvalidInput("reason", f"must say in 1 to {MOST_REASON} characters how you know that it runs no more")
         await self.get(caller, node)
         await self.storage.declare_lost(node, member, caller.username, reason, self.clock())
-        await self.audit(caller.username, "member.declare-lost", member, f"on Node {node}: {reason}", forced=True)
+        self.tell(caller.username, "member.declare-lost", member, f"on Node {node}: {reason}", forced=True)
 
     async def _fleet_of(self, caller: User, node: Node) -> Fleet:
         try:

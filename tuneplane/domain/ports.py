@@ -136,22 +136,26 @@ class NodeStore(Protocol):
     async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
         """NotFound. ``active`` lifts the operator's cordon and that of a lost journal; other owners lift their own (L-F4)."""
 
-    async def accept_epoch(self, node: NodeId, hold: str, now: datetime) -> Node:
+    async def accept_epoch(self, node: NodeId, hold: str, by: UserName, now: datetime) -> Node:
         """Accept the hold that the Node reports (P-07): the session epoch rises to what the Node has seen, its session is
-        closed, and the next Welcome says so. NotFound; Refused ``no-such-hold`` unless its inventory has a hold of that id."""
+        closed, and the next Welcome says so. Its audit line is of the same unit (P-09). NotFound; Refused ``no-such-hold``
+        unless its inventory has a hold of that id."""
 
     async def stop_stranger(self, node: NodeId, container: str, member: MemberId, by: UserName, now: datetime) -> Node:
-        """Persist an operator's Stop of a stranger; repeated after a refusal, it is sent again. NotFound; Refused
+        """Persist an operator's Stop of a stranger and its audit line; repeated after a refusal, it is sent again. NotFound; Refused
         ``no-such-stranger`` unless the Node's inventory has one of this container and member (P-07)."""
 
-    async def delete_node(self, node: NodeId, force: bool, now: datetime) -> None:
-        """Refused(code="node-busy", reasons naming the members left) without ``force`` when active or holding anything."""
+    async def delete_node(self, node: NodeId, force: bool, by: UserName, now: datetime) -> None:
+        """The audit line, of the same unit, names the members left behind.
+
+        Refused(code="node-busy", reasons naming the members left) without ``force`` when active or holding anything.
+        """
 
     async def declare_lost(self, node: NodeId, member: MemberId, by: UserName, reason: str, now: datetime) -> None:
         """Take an operator's word for evidence (P-11): the member ends as ``declared-lost``, its holds are released.
 
-        A Stop is kept for the machine, should it come back. NotFound. Refused: ``node-live`` while the Node's session
-        lives (it can be asked), ``member-ended``.
+        A Stop is kept for the machine, should it come back; the audit line, marked as forced, is of the same unit. NotFound.
+        Refused: ``node-live`` while the Node's session lives (it can be asked), ``member-ended``.
         """
 
 

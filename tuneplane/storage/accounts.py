@@ -9,7 +9,7 @@ from tuneplane.domain.errors import Refused
 from tuneplane.domain.ids import TokenId, UserName
 from tuneplane.domain.jobs import ApiToken, Page, User
 
-from .database import Aggregate, clean, keys_of, page_of
+from .database import Aggregate, audit, keys_of, page_of
 
 USE_NOTED_EVERY = timedelta(minutes=1)  # last_used_at is for people; a write per request would be for nobody
 
@@ -73,7 +73,7 @@ class Accounts(Aggregate):
         return await self._db.write("revoke_api_token", _revoke_api_token, username, token, now)
 
     async def audit(self, actor: UserName, action: str, subject: str, detail: str, forced: bool, now: datetime) -> None:
-        await self._db.write("audit", _audit, actor, action, subject, clean(detail), forced, now)
+        await self._db.write("audit", _audit, actor, action, subject, detail, forced, now)
 
 
 async def _create_user(
@@ -104,8 +104,7 @@ async def _revoke_api_token(connection: Connection, username: UserName, token: T
 
 
 async def _audit(connection: Connection, actor: UserName, action: str, subject: str, detail: str, forced: bool, now: datetime) -> None:
-    sql = "INSERT INTO audit (at, actor, action, subject, detail, forced) VALUES ($1, $2, $3, $4, $5, $6)"
-    await connection.execute(sql, now, actor, action, subject, detail, forced)
+    await audit(connection, actor, action, subject, now, detail, forced=forced)
 
 
 def _user(row: Row) -> User:

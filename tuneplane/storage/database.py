@@ -16,7 +16,7 @@ from tuneplane.bridge.postgres import Connection, Pool, PostgresUnavailable, Row
 from tuneplane.domain import codec
 from tuneplane.domain.errors import Fenced, InvalidInput, StorageUnavailable
 from tuneplane.domain.faultpoint import fault_point
-from tuneplane.domain.ids import JobId, NodeId
+from tuneplane.domain.ids import JobId, NodeId, UserName
 from tuneplane.domain.jobs import Page
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.timings import Timings
@@ -90,6 +90,14 @@ async def note(connection: Connection, job: JobId, now: datetime, kind: str, sub
     """Add one event to the job's timeline."""
     sql = "INSERT INTO timeline (job_id, at, kind, subject, detail) VALUES ($1, $2, $3, $4, $5)"
     await connection.execute(sql, job, now, kind, subject, clean(detail))
+
+
+async def audit(
+    connection: Connection, actor: UserName, action: str, subject: str, now: datetime, detail: str = "", *, forced: bool = False
+) -> None:
+    """One line of the audit log (R-ADM-02). What is forced writes it in its own unit: act and line happen both, or neither (P-09)."""
+    sql = "INSERT INTO audit (at, actor, action, subject, detail, forced) VALUES ($1, $2, $3, $4, $5, $6)"
+    await connection.execute(sql, now, actor, action, subject, clean(detail), forced)
 
 
 async def hold_epoch(connection: Connection, node: NodeId, epoch: int) -> None:

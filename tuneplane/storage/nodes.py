@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 
 from tuneplane.bridge.postgres import Connection, Row
@@ -16,7 +17,7 @@ from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import DECLARED_LOST, NODE_REMOVED
 
 from .commands import insert_stop, withdraw
-from .database import Aggregate, clean, from_json, keys_of, note, page_of, poke
+from .database import Aggregate, audit, clean, from_json, keys_of, note, page_of, poke
 from .holds import release
 from .stopping import was_sent
 
@@ -66,12 +67,12 @@ class Nodes(Aggregate):
         """``active`` is the operator's word that all is well: it lifts the operator's cordon and that of a lost journal."""
         return await self._db.write("set_node_state", _set_state, node, state, clean(reason), now)
 
-    async def accept_epoch(self, node: NodeId, hold: str, now: datetime) -> Node:
+    async def accept_epoch(self, node: NodeId, hold: str, by: UserName, now: datetime) -> Node:
         """The operator's word that this database is the one that counts; nothing else lifts a Node's hold (P-07)."""
-        return await self._db.write("accept_epoch", _accept_epoch, node, hold, now)
+        return await self._db.write("accept_epoch", _accept_epoch, node, hold, by, now)
 
-    async def delete_node(self, node: NodeId, force: bool, now: datetime) -> None:
-        await self._db.write("delete_node", _delete, node, force, now)
+    async def delete_node(self, node: NodeId, force: bool, by: UserName, now: datetime) -> None:
+        await self._db.write("delete_node", _delete, node, force, by, now)
 
     async def declare_lost(self, node: NodeId, member: MemberId, by: UserName, reason: str, now: datetime) -> None:
         await self._db.write("declare_lost", _declare_lost, node, member, by, clean(reason), now)
@@ -163,7 +164,7 @@ async def _set_state(connection: Connection, node: NodeId, state: NodeState, rea
     return await view(connection, node, now)
 
 
-async def _accept_epoch(connection: Connection, node: NodeId, hold: str, now: datetime) -> Node:
+async def _accept_epoch(connection: Connection, node: NodeId, hold: str, by: UserName, now: datetime) -> Node:
     """The epoch is raised to what the Node has seen, so that its next one is newer for both, and the session is closed."""
     row = await connection.fetchrow("SELECT inventory FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE", node)
     if row is None:
@@ -177,6 +178,7 @@ async def _accept_epoch(connection: Connection, node: NodeId, hold: str, now: da
         " WHERE node_id = $1"
     )
     await connection.execute(sql, node, inventory.hold.known_epoch, now)
+    await audit(connection, by, "node.accept-epoch", node, now, hold)
     await poke(connection, Topic.SESSIONS, Topic.CONSOLE)
     return await view(connection, node, now)
 
@@ -184,7 +186,7 @@ async def _accept_epoch(connection: Connection, node: NodeId, hold: str, now: da
 # ---------------------------------------------------------------- removal
 
 
-async def _delete(connection: Connection, node: NodeId, force: bool, now: datetime) -> None:
+async def _delete(connection: Connection, node: NodeId, force: bool, by: UserName, now: datetime) -> None:
     row = await connection.fetchrow("SELECT state FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE", node)
     if row is None:
         raise NotFound("Node", node)
@@ -203,7 +205,13 @@ async def _delete(connection: Connection, node: NodeId, force: bool, now: dateti
     sql = "UPDATE command SET withdrawn_at = $2 WHERE node_id = $1 AND answered_at IS NULL AND withdrawn_at IS NULL"
     await connection.execute(sql, node, now)
     await connection.execute("UPDATE node SET removed_at = $2 WHERE id = $1", node, now)
+    await audit(connection, by, "node.delete", node, now, left_behind([member["id"] for member in members]), forced=force)
     await poke(connection, Topic.SESSIONS, Topic.ATTEMPTS, Topic.JOBS, Topic.CONSOLE)
+
+
+def left_behind(members: Sequence[MemberId]) -> str:
+    """What the audit log says of members that a removal ended by force."""
+    return f"left behind: {', '.join(members)}" if members else ""
 
 
 def _refuse_busy(node: NodeId, state: NodeState, members: list[Row]) -> None:
@@ -258,4 +266,5 @@ async def _declare_lost(connection: Connection, node: NodeId, name: MemberId, by
     else:  # no machine has heard of it: nobody will confirm that there is nothing to clean
         await connection.execute("UPDATE member SET cleaned = true WHERE id = $1", name)
     await note(connection, member["job_id"], now, "member.declared-lost", name, detail)
+    await audit(connection, by, "member.declare-lost", name, now, f"on Node {node}: {reason}", forced=True)
     await poke(connection, Topic.ATTEMPTS, Topic.JOBS, Topic.COMMANDS, Topic.CONSOLE)

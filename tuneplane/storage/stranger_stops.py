@@ -10,7 +10,7 @@ from tuneplane.domain.fleets import Inventory, Node
 from tuneplane.domain.ids import MemberId, NodeId, UserName, stranger_operation
 from tuneplane.domain.ports import Topic
 
-from .database import Aggregate, from_json, poke
+from .database import Aggregate, audit, from_json, poke
 from .nodes import view
 
 
@@ -34,5 +34,6 @@ async def _stop(connection: Connection, node: NodeId, container: str, member: Me
         " sent_epoch = NULL, asked_by = excluded.asked_by WHERE stranger_command.accepted IS FALSE"
     )
     await connection.execute(sql, stranger_operation(container, member, "stop"), node, member, container, by, now)
+    await audit(connection, by, "node.stop-stranger", node, now, f"{member} {container}")
     await poke(connection, Topic.COMMANDS, Topic.CONSOLE)
     return await view(connection, node, now)

@@ -14,12 +14,12 @@ from attrs import define, field
 
 from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.faultpoint import AnswerLost, fault_point
-from tuneplane.domain.ids import JobId
+from tuneplane.domain.ids import JobId, UserName
 from tuneplane.domain.jobs import Page, TimelineEvent
 from tuneplane.domain.launch_table import ENDED_PHASES, FINAL_JOB_STATES, AttemptState, JobState
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.timings import PRODUCTION, Timings
-from tuneplane.storage.database import keys_of
+from tuneplane.storage.database import clean, keys_of
 
 from .rows import AttemptRow, Book, Change, CommandRow, MemberRow
 
@@ -244,6 +244,10 @@ def poke(book: Book, *topics: Topic) -> None:
 def note(book: Book, job: JobId, now: datetime, kind: str, subject: str, detail: str = "") -> None:
     sequence = len(book.timeline) + 1
     book.timeline.put(sequence, (job, TimelineEvent(at=now, kind=kind, subject=subject, detail=detail, sequence=sequence)))
+
+
+def audit(book: Book, actor: UserName, action: str, subject: str, now: datetime, detail: str = "", *, forced: bool = False) -> None:
+    book.audit.put(len(book.audit), (now, actor, action, subject, clean(detail), forced))
 
 
 def page_of(rows: Sequence[T], page: Page, key: Callable[[T], tuple[datetime, str]]) -> tuple[list[T], str | None]:

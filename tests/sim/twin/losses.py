@@ -13,7 +13,7 @@ from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import DECLARED_LOST
 from tuneplane.storage.database import clean
 
-from .base import Client, note, poke
+from .base import Client, audit, note, poke
 from .nodes import release
 from .rows import Book
 from .sessions import UNANSWERED, insert_stop, was_sent, withdraw
@@ -49,4 +49,5 @@ def _declare_lost(book: Book, node: NodeId, name: MemberId, by: UserName, reason
     else:
         book.members.put(name, evolve(book.members[name], cleaned=True))
     note(book, member.job, now, "member.declared-lost", name, detail)
+    audit(book, by, "member.declare-lost", name, now, f"on Node {node}: {reason}", forced=True)
     poke(book, Topic.ATTEMPTS, Topic.JOBS, Topic.COMMANDS, Topic.CONSOLE)

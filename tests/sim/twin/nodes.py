@@ -13,8 +13,9 @@ from tuneplane.domain.jobs import Page
 from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase
 from tuneplane.domain.ports import Topic
 from tuneplane.storage.database import clean
+from tuneplane.storage.nodes import left_behind
 
-from .base import Client, note, page_of, poke
+from .base import Client, audit, note, page_of, poke
 from .rows import Book, GrantRow, NodeRow, SessionRow
 
 
@@ -33,11 +34,11 @@ class Nodes(Client):
     async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
         return await self.write("set_node_state", _set_state, node, state, clean(reason), now)
 
-    async def accept_epoch(self, node: NodeId, hold: str, now: datetime) -> Node:
-        return await self.write("accept_epoch", _accept_epoch, node, hold, now)
+    async def accept_epoch(self, node: NodeId, hold: str, by: UserName, now: datetime) -> Node:
+        return await self.write("accept_epoch", _accept_epoch, node, hold, by, now)
 
-    async def delete_node(self, node: NodeId, force: bool, now: datetime) -> None:
-        await self.write("delete_node", _delete, node, force, now)
+    async def delete_node(self, node: NodeId, force: bool, by: UserName, now: datetime) -> None:
+        await self.write("delete_node", _delete, node, force, by, now)
 
     async def record_inventory(self, node: NodeId, epoch: int, inventory: Inventory, digest: str, now: datetime) -> None:
         await self.write("record_inventory", _record, node, epoch, inventory, now)
@@ -173,7 +174,7 @@ def _set_state(book: Book, node: NodeId, state: NodeState, reason: str, now: dat
     return view(book, node, now)
 
 
-def _accept_epoch(book: Book, node: NodeId, hold: str, now: datetime) -> Node:
+def _accept_epoch(book: Book, node: NodeId, hold: str, by: UserName, now: datetime) -> Node:
     row = _enrolled(book, node)
     if row is None:
         raise NotFound("Node", node)
@@ -184,11 +185,12 @@ def _accept_epoch(book: Book, node: NodeId, hold: str, now: datetime) -> Node:
     session = book.sessions.get(node)
     if session is not None:
         book.sessions.put(node, evolve(session, epoch=max(session.epoch, told.known_epoch), closed_at=session.closed_at or now))
+    audit(book, by, "node.accept-epoch", node, now, hold)
     poke(book, Topic.SESSIONS, Topic.CONSOLE)
     return view(book, node, now)
 
 
-def _delete(book: Book, node: NodeId, force: bool, now: datetime) -> None:
+def _delete(book: Book, node: NodeId, force: bool, by: UserName, now: datetime) -> None:
     row = _enrolled(book, node)
     if row is None:
         raise NotFound("Node", node)
@@ -203,6 +205,7 @@ def _delete(book: Book, node: NodeId, force: bool, now: datetime) -> None:
         _give_up(book, node, member.id, now)
     _revoke(book, node, now)
     book.nodes.put(node, evolve(book.nodes[node], removed_at=now))
+    audit(book, by, "node.delete", node, now, left_behind(sorted(member.id for member in left)), forced=force)
     poke(book, Topic.SESSIONS, Topic.ATTEMPTS, Topic.JOBS, Topic.CONSOLE)
 
 

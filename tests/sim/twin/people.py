@@ -11,9 +11,8 @@ from tuneplane.domain.fleets import Capability, Fleet, FleetKind, FleetState, No
 from tuneplane.domain.ids import FleetId, NodeId, TokenId, UserName
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, JoinRequest, JoinToken, Page, User
 from tuneplane.domain.ports import Topic
-from tuneplane.storage.database import clean
 
-from .base import Client, page_of, poke
+from .base import Client, audit, page_of, poke
 from .nodes import view, write_inventory
 from .rows import Book, CredentialRow, NodeRow, TokenRow
 
@@ -61,7 +60,7 @@ class People(Client):
         return await self.write("revoke_api_token", _revoke_api_token, username, token)
 
     async def audit(self, actor: UserName, action: str, subject: str, detail: str, forced: bool, now: datetime) -> None:
-        await self.write("audit", lambda book: book.audit.put(len(book.audit), (now, actor, action, subject, clean(detail), forced)))
+        await self.write("audit", lambda book: audit(book, actor, action, subject, now, detail, forced=forced))
 
     async def load_identity(self, name: str) -> EncryptedIdentity | None:
         return await self.read("load_identity", lambda book: book.identities.get(name))

@@ -15,7 +15,7 @@ from tuneplane.domain.launch_table import ENDED_PHASES
 from tuneplane.domain.ports import Topic
 from tuneplane.storage.strangers import STRANGER_GRACE_SECONDS
 
-from .base import Client, poke
+from .base import Client, audit, poke
 from .nodes import view
 from .rows import Book, StrangerRow
 
@@ -37,6 +37,7 @@ def _stop(book: Book, node: NodeId, container: str, member: MemberId, by: UserNa
     former = book.stranger_commands.get(stranger_operation(container, member, "stop"))
     if former is None or former.accepted is False:
         _put(book, node, container, member, CommandKind.STOP, by, now)
+    audit(book, by, "node.stop-stranger", node, now, f"{member} {container}")
     poke(book, Topic.COMMANDS, Topic.CONSOLE)
     return view(book, node, now)
 
