@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.contract.storage_world import USER, OpenWorld
+from tests.contract.storage_world import USER, OpenWorld, audit_lines
 from tuneplane.domain.errors import InvalidInput, Refused
 from tuneplane.domain.ids import TokenId, UserName
 from tuneplane.domain.jobs import ApiToken, Page
@@ -94,4 +94,5 @@ async def test_create_api_token_for_nobody_is_refused(open_world: OpenWorld) -> 
 
 async def test_audit_takes_any_text(open_world: OpenWorld) -> None:
     async with open_world() as world:
-        await world.storage.audit(USER, "node.delete", "n1", "why\0\ud800", True, world.now)
+        await world.storage.audit(USER, "node.delete", "n1", "why\0\ud800 \x1b]0;x\x07\n\t", True, world.now)
+        assert [line[3] for line in await audit_lines(world.storage)] == ["why\ufffd? \ufffd]0;x\ufffd\n\t"]

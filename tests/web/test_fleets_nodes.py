@@ -276,6 +276,18 @@ async def test_impossible_inventory_is_refused(database: str, tmp_path: Path, ch
         assert (refused.status_code, refused.json()["field"].split(".")[0]) == (422, "inventory")
 
 
+async def test_control_characters_of_a_joining_machine_are_replaced(database: str, tmp_path: Path) -> None:
+    """Bytes from outside are hostile: what it says of itself is printed on an operator's terminal."""
+    async with open_server(database, tmp_path) as running, running.admin() as http:
+        await make_fleet(running)
+        body = join_body((await http.post("/api/fleets/lab/join-tokens")).json()["token"])
+        body["inventory"] |= {"hostname": "h\x1b]0;pwned\x07", "problems": ["one\n\ttwo\x9b2J"]}
+        joined = await http.post("/api/fleets/lab/nodes", json=body)
+        assert joined.status_code == 201
+        seen = (await http.get(f"/api/nodes/{joined.json()['id']}")).json()["inventory"]
+        assert (seen["hostname"], seen["problems"]) == ("h\ufffd]0;pwned\ufffd", ["one\n\ttwo\ufffd2J"])
+
+
 async def test_unknown_node_is_not_found_everywhere(database: str, tmp_path: Path) -> None:
     async with open_server(database, tmp_path) as running, running.admin() as http:
         node = NodeId("node-nowhere")

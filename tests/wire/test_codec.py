@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.sessions import hello, now, observation, stop_command
+from tuneplane.domain.fleets import Stranger
 from tuneplane.domain.frames import LOG_CHUNK_BYTES, CommandAnswer, GatewayFrame, InventoryReport, LogChunk, LogPiece, LogQuery, NodeFrame
 from tuneplane.domain.ids import OperationId
 from tuneplane.wire import fields
@@ -138,6 +139,19 @@ def test_text_that_is_not_utf8_is_shown_not_refused() -> None:
     message = pb.NodeFrame(observation={"member": "m", "phase": 5, "reason_detail": b"bad \xff and \0"})
     frame = decode_node_frame(message.SerializeToString())
     assert frame.reason_detail == "bad \ufffd and \ufffd"  # type: ignore[union-attr]
+
+
+def test_text_of_a_node_cannot_steer_a_terminal() -> None:
+    """L-J1: OSC 52 writes the clipboard, CSI hides lines, CR overwrites them; layout stays."""
+    told = "\x1b]52;c;eA==\x07 \x9b2J \x7f\r one\n\ttwo é".encode()
+    shown = "\ufffd]52;c;eA==\ufffd \ufffd2J \ufffd\ufffd one\n\ttwo é"
+    seen = decode_node_frame(pb.NodeFrame(observation={"member": "m", "phase": 5, "reason_detail": told}).SerializeToString())
+    assert seen.reason_detail == shown  # type: ignore[union-attr]
+    stranger = Stranger(container="c", name=told.decode(), member="m")
+    report = _report(())
+    report = evolve(report, inventory=evolve(report.inventory, problems=(told.decode(),), strangers=(stranger,)))
+    inventory = decode_node_frame(encode_node_frame(report)).inventory  # type: ignore[union-attr]
+    assert (inventory.problems, inventory.strangers[0].name) == ((shown,), shown)
 
 
 def test_text_too_long_is_cut_by_its_sender() -> None:

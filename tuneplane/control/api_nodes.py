@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from attrs import asdict, evolve, field, frozen
 
+from tuneplane.domain import codec
 from tuneplane.domain.addresses import is_numeric
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused
 from tuneplane.domain.fleets import (
@@ -31,6 +32,7 @@ from tuneplane.domain.frames import WIRE_PROTOCOL
 from tuneplane.domain.ids import SLUG, FleetId, MemberId, NodeId, UserName
 from tuneplane.domain.jobs import JoinRequest, Page, User
 from tuneplane.domain.secrets import SECRET_ENTROPY_BYTES, SecretKind, secret_hash, spell_secret
+from tuneplane.domain.text import plain, plain_tree
 
 from .api_base import Base, log, require_admin
 from .api_fleets import Fleets
@@ -156,6 +158,7 @@ class Nodes(Base):
     async def join(self, fleet: FleetId, request: JoinRequest) -> JoinAnswer:
         """Enrol a machine with a Join Token. Refused with the token's own reason; nothing else is burnt (R-ENR-03)."""
         _check_join(request)
+        request = _plain(request)
         credential = spell_secret(SecretKind.NODE_CREDENTIAL, self.entropy(SECRET_ENTROPY_BYTES))
         now = self.clock()
         expires = now + CREDENTIAL_LIFE
@@ -319,6 +322,12 @@ def _check_join(request: JoinRequest) -> None:
     if len(request.node_version) > MOST_TEXT:
         raise InvalidInput("node_version", f"at most {MOST_TEXT} characters")
     _check_inventory(request.inventory)
+
+
+def _plain(request: JoinRequest) -> JoinRequest:
+    """What the machine says of itself, as it may be shown on a terminal: the gateway's frames are treated alike."""
+    inventory = codec.decode(Inventory, plain_tree(codec.encode(request.inventory)))
+    return evolve(request, node_version=plain(request.node_version), inventory=inventory)
 
 
 def _check_address(address: str) -> None:

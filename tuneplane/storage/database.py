@@ -19,6 +19,7 @@ from tuneplane.domain.faultpoint import fault_point
 from tuneplane.domain.ids import JobId, NodeId, UserName
 from tuneplane.domain.jobs import Page
 from tuneplane.domain.ports import Topic
+from tuneplane.domain.text import plain
 from tuneplane.domain.timings import Timings
 
 T = TypeVar("T")
@@ -157,5 +158,5 @@ def from_json(kind: type[T], text: str | None) -> T | None:
 
 
 def clean(text: str) -> str:
-    """What a text column can hold: no NUL, no lone surrogate, bounded."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()[:MAX_TEXT]
+    """What a text column can hold and a terminal can show: no control characters, no lone surrogate, bounded."""
+    return plain(text).encode("utf-8", "replace").decode()[:MAX_TEXT]

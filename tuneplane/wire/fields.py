@@ -7,6 +7,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from ..domain.addresses import is_numeric
+from ..domain.text import plain
 
 MAX_ID_LENGTH = 160  # an operation id is a member id and a kind: a slug of 63 and change
 MAX_CODE_LENGTH = 64
@@ -90,10 +91,10 @@ def digest(value: str, field: str) -> str:
 
 
 def text(value: bytes, field: str, longest: int = MAX_TEXT_BYTES) -> str:
-    """Text of any origin. What is not UTF-8 is shown with replacement characters; NUL, which PostgreSQL refuses, too."""
+    """Text of any origin. What is not UTF-8 is shown with replacement characters; what a terminal or PostgreSQL minds, too."""
     if len(value) > longest:
         raise FrameError(field, f"must be at most {longest} bytes")
-    return value.decode("utf-8", "replace").replace("\0", "\ufffd")
+    return plain(value.decode("utf-8", "replace"))
 
 
 def to_text(value: str, longest: int = MAX_TEXT_BYTES) -> bytes:
