@@ -7,7 +7,8 @@ from pathlib import Path
 import trio
 from attrs import define, evolve, field, frozen
 
-from tuneplane.domain.frames import Progress
+from tuneplane.domain.fleets import MOST_STRANGERS
+from tuneplane.domain.frames import Command, Progress
 from tuneplane.domain.ids import FleetId, MemberId, NodeId
 from tuneplane.domain.node_member import Grants, Place
 from tuneplane.domain.node_ports import Engine, Machine, Network, Runner
@@ -58,6 +59,33 @@ class Outbox:
         self._changed = trio.Event()
 
 
+@define(eq=False)
+class Leftovers:
+    """Operators' stops of containers that run though their members ended and were cleaned, until those are gone (P-07).
+
+    The drivers of the members carry them out (P-01). In memory only: such a stop is answered when its container is gone,
+    and what is not answered comes again with the next session. At most MOST_STRANGERS, no more are ever shown.
+    """
+
+    _wanted: dict[str, tuple[Command, trio.Event]] = field(factory=dict)  # by container
+
+    def want(self, stop: Command) -> trio.Event | None:
+        """To be ended. The event: no driver is at it any more. None: too many are under way."""
+        if stop.container not in self._wanted and len(self._wanted) >= MOST_STRANGERS:
+            return None
+        return self._wanted.setdefault(stop.container, (stop, trio.Event()))[1]
+
+    def of(self, member: MemberId) -> Command | None:
+        """The first that is still to be done for ``member``."""
+        return next((stop for stop, _ in self._wanted.values() if stop.member == member), None)
+
+    def settle(self, stop: Command) -> None:
+        """Its container is gone, or nobody is left to end it."""
+        found = self._wanted.pop(stop.container, None)
+        if found is not None:
+            found[1].set()
+
+
 @frozen
 class Advance:
     """Progress of long work, and its place between two journalled revisions."""
@@ -83,6 +111,7 @@ class NodeCore:
     grants: Grants
     unclaimed: frozenset[MemberId] = frozenset()  # live members that the control plane does not take for its own
     outbox: Outbox = field(factory=Outbox)
+    leftovers: Leftovers = field(factory=Leftovers)
     pulls: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(MAX_PULLS))
     archives: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(MAX_ARCHIVES))
     progress: dict[MemberId, Advance] = field(factory=dict)  # of members being prepared or stopped

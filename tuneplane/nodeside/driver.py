@@ -20,7 +20,7 @@ from tuneplane.domain.node_ports import EngineDown, EngineRefused, EngineUnclear
 
 from .capture import Capture
 from .core import NodeCore
-from .effects import EFFECTS, Outcome, do_clean
+from .effects import EFFECTS, Outcome, do_clean, end_leftover
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,8 @@ class MemberDriver:
     def done(self) -> bool:
         """Whether the journal has nothing left for a driver to do."""
         record = self.core.journal.member(self.member)
-        return record is None or self._idle(record, MemberAction.KEEP)
+        over = record is None or self._idle(record, MemberAction.KEEP)
+        return over and self.core.leftovers.of(self.member) is None
 
     async def drive(self) -> None:
         """Until the record is gone, or ended and clean. Cancelled at any point, another driver can take over."""
@@ -70,13 +71,33 @@ class MemberDriver:
             if record.revision != basis or action is MemberAction.KEEP:
                 action, basis = self.core.journal.take_fresh(record) or RESUME[record.phase], record.revision
             if self._idle(record, action):
-                return
-            outcome = await self._attempt(captures, action, record)
-            if outcome is not None:
+                if not await self._end_leftover():
+                    return
+            elif (outcome := await self._attempt(captures, action, record)) is not None:
                 action, basis = await self._journal(outcome, action, record)
             if self._poked.is_set():
                 self._poked = trio.Event()
             record = self.core.journal.member(self.member)
+        self._give_up_leftovers()
+
+    async def _end_leftover(self) -> bool:
+        """One try at what an operator wants ended though the member is over; False: there is nothing."""
+        stop = self.core.leftovers.of(self.member)
+        if stop is None:
+            return False
+        try:
+            await end_leftover(self.core, stop)
+        except TROUBLE as error:
+            log.warning("stopping container %s of %s: %s; trying again", stop.container[:12], self.member, error)
+            await self._pause()
+        else:
+            self.core.leftovers.settle(stop)
+        return True
+
+    def _give_up_leftovers(self) -> None:
+        """The member was forgotten: what is left is a stranger like any other."""
+        while (stop := self.core.leftovers.of(self.member)) is not None:
+            self.core.leftovers.settle(stop)
 
     def _idle(self, record: NodeMember, action: MemberAction) -> bool:
         return record.phase in ENDED and record.cleaned and record.phase is not NodePhase.FORGOTTEN and action is not MemberAction.FORGET

@@ -12,7 +12,7 @@ from contextlib import suppress
 import trio
 from attrs import evolve, frozen
 
-from tuneplane.domain.frames import Progress
+from tuneplane.domain.frames import Command, Progress
 from tuneplane.domain.ids import container_name
 from tuneplane.domain.log_archive import FOLDER
 from tuneplane.domain.member_table import MemberAction, MemberEvent
@@ -47,6 +47,7 @@ from tuneplane.domain.ray import EXIT_REASONS, container_command, exit_reason
 from .core import NodeCore
 from .log_archive import archive_again, archive_log
 from .preparation import NOTHING, prepare, remove_tree
+from .strangers import is_leftover
 
 
 @frozen
@@ -281,6 +282,22 @@ async def do_forget(core: NodeCore, record: NodeMember) -> Outcome:
     await core.logs.forget(record.member)
     await core.disk(lambda: remove_tree(core.member_dir(record.member)))
     return Outcome(MemberEvent.GONE)
+
+
+async def end_leftover(core: NodeCore, stop: Command) -> None:
+    """End and remove, by its id, a container that runs though its member is over. The member's record and verdict stay.
+
+    Looked at again first, so that it may be repeated. EngineDown, EngineUnclear, EngineRefused, OSError: not done yet.
+    """
+    if not await is_leftover(core, stop):
+        return
+    apart = NodeMember(member=stop.member, container_id=stop.container)
+    if await _signal(core, apart, stop.stop_signal or apart.stop_signal):
+        with trio.move_on_after(stop.stop_grace_seconds):
+            await _wait_gone(core, apart)
+    await core.engine.remove(stop.container)
+    if await core.engine.inspect(stop.container) is not None:
+        raise EngineUnclear(f"container {stop.container[:12]} is still there after its removal")
 
 
 EFFECTS: dict[MemberAction, Callable[[NodeCore, NodeMember], Awaitable[Outcome]]] = {

@@ -152,6 +152,10 @@ class Journal:
         """Apply an outcome to the record as it is now. KeyError when the record is gone; IllegalTransition."""
         return await self._write(lambda: self._do_advance(member, event, facts, place))
 
+    def heeds(self, command: Command) -> bool:
+        """Whether it may be obeyed: one of an older session is not, but for what is obeyed while commands are held."""
+        return command.session_epoch >= self._session_epoch or self._obeys_in_hold(command)
+
     async def acknowledge(self, member: MemberId, revision: int) -> None:
         """The control plane has stored a report of ``revision``."""
         record = self._records.get(member)
@@ -241,7 +245,7 @@ class Journal:
         return True
 
     def _do_accept(self, command: Command, place: Place, grants: Grants) -> Accepted | None:
-        if command.session_epoch < self._session_epoch and not self._obeys_in_hold(command):
+        if not self.heeds(command):
             return None
         row = self._database.execute("SELECT answer FROM operation WHERE operation = ?", (command.operation,)).fetchone()
         record = self._records.get(command.member)

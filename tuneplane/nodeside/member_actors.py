@@ -24,6 +24,7 @@ from tuneplane.actors import (
     on_signal,
     trace_scope,
 )
+from tuneplane.domain.fleets import MOST_STRANGERS
 from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
 from tuneplane.domain.ids import MemberId
 
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 WAKE_TRIES = 100  # an actor that has just finished frees its name within a few turns of the scheduler
 NAME_SECONDS = 0.02
+MOST_STRANGER_STOPS = 2 * MOST_STRANGERS  # at once; each that is shown, and asked again by a session that came since
 
 
 @frozen
@@ -126,6 +128,7 @@ class Steward(Actor):
     )
     core: NodeCore
     members: Members = field(init=False)
+    _strangers: int = field(default=0, init=False)  # stops of strangers that are not answered yet
 
     async def on_start(self, context: Context) -> None:
         base = context.path.rsplit("/", 1)[0]
@@ -138,7 +141,18 @@ class Steward(Actor):
 
     @handles(CommandArrived, mailbox="commands")
     async def command_arrived(self, letter: CommandArrived, context: Context) -> None:
-        await self._accept(letter)
+        if not (letter.command.stranger and letter.command.kind is CommandKind.STOP):
+            await self._accept(letter)
+        elif self._strangers < MOST_STRANGER_STOPS:  # beyond: unanswered, so it comes again with the next session
+            self._strangers += 1
+            context.start_task(self._accept_stranger, letter)
+
+    async def _accept_stranger(self, letter: CommandArrived) -> None:
+        """Beside the others: it asks the engine, and may be answered only when a container is gone."""
+        try:
+            await self._accept(letter)
+        finally:
+            self._strangers -= 1
 
     async def _accept(self, letter: StopArrived | CommandArrived) -> None:
         command = letter.command

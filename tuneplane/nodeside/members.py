@@ -14,9 +14,10 @@ from attrs import define
 from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
 from tuneplane.domain.ids import MemberId
 from tuneplane.domain.member_table import ENDED, MemberAction, NodePhase
+from tuneplane.domain.node_ports import EngineDown, EngineRefused, EngineUnclear, Life
 
 from .core import NodeCore
-from .strangers import why_no_stranger
+from .strangers import is_leftover, why_no_stranger
 
 
 class Drivers(Protocol):
@@ -45,9 +46,15 @@ class Members:
         will be sent again, under the same operation. What was journalled is acted on at once all the same (P-09).
         """
         core = self.core
-        refusal = await why_no_stranger(core, command) if command.stranger and command.kind is CommandKind.STOP else ""
-        if refusal:
-            return CommandAnswer(operation=command.operation, accepted=False, code=refusal)
+        if command.stranger and command.kind is CommandKind.STOP:
+            try:
+                if await is_leftover(core, command):
+                    return await self._end_leftover(command)
+                refusal = await why_no_stranger(core, command)
+            except (EngineDown, EngineUnclear, EngineRefused):
+                refusal = "runtime-silent"
+            if refusal:
+                return CommandAnswer(operation=command.operation, accepted=False, code=refusal)
         try:
             accepted = await core.journal.accept(command, core.place(), core.grants)
         except (OSError, sqlite3.Error):
@@ -62,6 +69,19 @@ class Members:
             if accepted.action is not MemberAction.KEEP:
                 await self.drivers.wake(command.member)
         return accepted.answer
+
+    async def _end_leftover(self, command: Command) -> CommandAnswer | None:
+        """Have the member's driver end a container that runs though the member is over; answered when it is gone (P-07).
+
+        Not journalled: the control plane asks again until it has an answer, and a second time does no harm.
+        """
+        gone = self.core.leftovers.want(command) if self.core.journal.heeds(command) else None
+        if gone is None:
+            return None
+        await self.drivers.wake(command.member)
+        await gone.wait()
+        found = await self.core.engine.inspect(command.container)
+        return CommandAnswer(operation=command.operation, accepted=True) if found is None or found.life is not Life.RUNNING else None
 
     async def _look_again(self, member: MemberId) -> None:
         """Report the member, and let its driver go by the journal alone, if anything is left to do."""

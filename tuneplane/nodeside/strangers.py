@@ -14,7 +14,7 @@ from tuneplane.domain.frames import Command
 from tuneplane.domain.ids import MemberId, container_name
 from tuneplane.domain.member_table import ENDED
 from tuneplane.domain.node_member import LABEL_CARDS, LABEL_CPU, LABEL_FENCE, LABEL_MEMBER, LABEL_MEMORY, LABEL_NODE, NodeMember
-from tuneplane.domain.node_ports import ContainerState, EngineDown, EngineRefused, EngineUnclear, Life
+from tuneplane.domain.node_ports import ContainerState, Life
 
 from .core import NodeCore
 
@@ -38,17 +38,29 @@ async def find_strangers(core: NodeCore) -> tuple[tuple[Stranger, ...], tuple[st
 
 async def why_no_stranger(core: NodeCore, command: Command) -> str:
     """Why an operator's stop is not obeyed: the code of the answer. Asked again of the engine: what was listed may be gone,
-    or another's by now. "": it is a stranger, and may be stopped."""
+    or another's by now. "": it is a stranger, and may be stopped. Raises what the engine raises."""
     record = core.journal.member(command.member)
     if record is not None:
         return "" if _is_unclaimed(core, record) or record.stranger else "known-member"
-    try:
-        found = await core.engine.inspect(command.container) if command.container else None
-    except (EngineDown, EngineUnclear, EngineRefused):
-        return "runtime-silent"
+    found = await core.engine.inspect(command.container) if command.container else None
     if found is None or found.id != command.container or not _is_stranger(core, found):
         return "no-such-stranger"
     return "" if found.labels.get(LABEL_MEMBER) == command.member else "no-such-stranger"
+
+
+async def is_leftover(core: NodeCore, command: Command) -> bool:
+    """Whether an operator's stop is for a container that runs though its member, known here, has ended and was cleaned: a
+    create or start that came late, or somebody's by hand. Asked of the engine; raises what it raises."""
+    record = core.journal.member(command.member)
+    if record is None or not _is_over(record) or not command.container:
+        return False
+    found = await core.engine.inspect(command.container)
+    return (
+        found is not None
+        and found.id == command.container
+        and found.labels.get(LABEL_MEMBER) == command.member
+        and _is_stranger(core, found)
+    )
 
 
 def _is_unclaimed(core: NodeCore, record: NodeMember) -> bool:
@@ -59,7 +71,11 @@ def _is_stranger(core: NodeCore, found: ContainerState) -> bool:
     if found.life is not Life.RUNNING or found.labels.get(LABEL_FENCE) or found.labels.get(LABEL_NODE) != core.node:
         return False
     record = core.journal.member(MemberId(found.labels.get(LABEL_MEMBER, "")))
-    return record is None or (record.phase in ENDED and record.cleaned)
+    return record is None or _is_over(record)
+
+
+def _is_over(record: NodeMember) -> bool:
+    return record.phase in ENDED and record.cleaned
 
 
 def _of_container(found: ContainerState) -> Stranger:
