@@ -120,7 +120,7 @@ class Judge:
                 if event["Status"] == "start":
                     starts[event["Name"]].append(event["ID"])
                     where[event["Name"]].add(node)
-                if FENCE in (event.get("Attributes") or {}):
+                if (event.get("Attributes") or {}).get(FENCE):
                     fences.add(event["ID"])
             for name, ids in starts.items():
                 self.check(len(ids) == 1, f"{node}: {name} was started {len(ids)} times: {ids}")

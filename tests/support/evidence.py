@@ -12,7 +12,7 @@ from attrs import field, frozen
 from .podman import Podman
 from .system import WholeSystem, wait_for
 
-FENCE = "io.tuneplane.fence"  # label of the inert container that holds a lost member's name; it is never started
+FENCE = "io.tuneplane.fence"  # not empty: an inert container that holds a lost member's name and is never started; "" on a workload
 JOB_PREFIX = "tuneplane-"
 
 
@@ -77,7 +77,7 @@ class History:
 
     @staticmethod
     def _is_fence(event: dict[str, Any]) -> bool:
-        return FENCE in (event["Attributes"] or {})
+        return bool((event["Attributes"] or {}).get(FENCE))
 
 
 def history(podman: Podman, job: str) -> History:
