@@ -184,6 +184,17 @@ def node_restarts(rig: Rig, strike: Strike) -> None:
     _release(rig, strike, job, witness)
 
 
+def journal_of_an_older_node(rig: Rig, strike: Strike) -> None:
+    """The daemon is replaced by a newer one while a job runs."""
+    job, witness = _start(rig)
+    rig.strike(strike)
+    rig.take_down("node")
+    rig.sql_journal("DROP TABLE hold")
+    rig.sql_journal("UPDATE meta SET schema_version = 1")
+    rig.bring_up("node")
+    _release(rig, strike, job, witness)
+
+
 def gateway_restarts(rig: Rig, strike: Strike) -> None:
     """The gateway leaves and comes back while a job runs."""
     job, witness = _start(rig)

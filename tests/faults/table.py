@@ -80,6 +80,7 @@ REACH: dict[str, Reach] = {
     "storage.advance": Reach(scenarios.launch, nths=(1, 2, 3)),  # prepare, commit, then running or the end
     "storage.forget_ended": Reach(scenarios.forget),
     # the Node's journal
+    "node.journal.upgrade": Reach(scenarios.journal_of_an_older_node),
     "node.journal.epoch": Reach(scenarios.node_restarts),
     "node.journal.hold": Reach(scenarios.database_went_back),
     "node.journal.answer": Reach(scenarios.stop_too_late),

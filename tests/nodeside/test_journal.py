@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,19 +11,22 @@ import pytest
 from attrs import evolve
 
 from tests.nodeside.harness import commit, forget, make_plan, prepare, stop
+from tuneplane.domain import codec
 from tuneplane.domain.faultpoint import AnswerLost, install_fault_hook
 from tuneplane.domain.fleets import Budgets
-from tuneplane.domain.ids import NodeId
+from tuneplane.domain.frames import Command, CommandKind
+from tuneplane.domain.ids import MemberId, NodeId, OperationId
 from tuneplane.domain.member_table import MemberAction, MemberEvent, NodePhase
 from tuneplane.domain.node_member import NOTHING_FOUND, PROGRESS_TICKS, Facts, Grants, Place
 from tuneplane.domain.plan import plan_bytes
-from tuneplane.nodeside.journal import FILE_NAME, Journal, JournalUnusable, look_for_hold, open_journal
+from tuneplane.nodeside.journal import FILE_NAME, SCHEMA_VERSION, Journal, JournalUnusable, look_for_hold, open_journal
 from tuneplane.nodeside.machine import LinuxMachine
 from tuneplane.nodeside.runner import ThreadRunner, run_inline
 
 GRANTS = Grants(budgets=Budgets(cpu_millis=64_000, memory_bytes=64 << 30, gpu_indexes=()))
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 IMAGE = "registry/x@sha256:0"
+GOLDEN = Path(__file__).parents[1] / "golden" / "journal-1.sql"
 
 
 def place(**changes: object) -> Place:
@@ -112,13 +116,41 @@ async def test_held_node_obeys_no_command_but_a_stop_of_what_the_database_has_en
         assert settled.answer.accepted
 
 
-async def test_journal_from_before_there_were_holds_is_opened_and_read(tmp_path: Path) -> None:
-    async with open_journal(tmp_path, run_inline) as journal:
-        await journal.open_session(5, NOW)
-        journal._database.execute("DROP TABLE hold")
+async def test_journal_of_version_1_is_opened_with_every_record_and_is_then_of_the_present_version(tmp_path: Path) -> None:
+    """R-LCH-04: the golden journal was written by the first version: a member in each phase, answers and plans."""
+    with sqlite3.connect(tmp_path / FILE_NAME) as database:
+        database.executescript(GOLDEN.read_text())
+        rows = {name: (json.loads(record), plan) for name, record, plan in database.execute("SELECT member, record, plan FROM member")}
+    database.close()
     assert look_for_hold(tmp_path) is None
+    for _ in range(2):  # the second time it is of the present version
+        async with open_journal(tmp_path, run_inline) as journal:
+            assert (journal.session_epoch, journal.sequence, journal.hold) == (7, 37, None)
+            assert {record.phase for record in journal.members()} == frozenset(NodePhase) - {NodePhase.ABSENT, NodePhase.FORGOTTEN}
+            for record in journal.members():
+                former, plan = rows.pop(record.member, (None, None))
+                kept = codec.encode(record)
+                assert former is None or (former.items() <= kept.items() and await journal.plan(record.member) == plan)
+            assert rows == {}
+            again = await journal.accept(command_of(journal.members()[4].member), place(), GRANTS)
+            assert again is not None
+            assert again.repeated
+            assert journal._database.execute("SELECT schema_version FROM meta").fetchone() == (SCHEMA_VERSION,)
+
+
+def command_of(member: str) -> Command:
+    """The Commit that the golden journal has answered."""
+    operation = OperationId(f"{member}:commit")
+    return Command(operation=operation, kind=CommandKind.COMMIT, member=MemberId(member), session_epoch=7, claim_epoch=1)
+
+
+async def test_record_of_a_newer_version_makes_the_journal_unusable(tmp_path: Path) -> None:
     async with open_journal(tmp_path, run_inline) as journal:
-        assert (journal.session_epoch, journal.hold) == (5, None)
+        await journal.accept(prepare(make_plan(IMAGE, ("true",))), place(), GRANTS)
+        journal._database.execute("UPDATE member SET record = json_set(record, '$.later', 1)")
+    with pytest.raises(JournalUnusable, match="later"):
+        async with open_journal(tmp_path, run_inline):
+            pass
 
 
 async def test_transaction_whose_answer_is_lost_is_read_again(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ FAULT_POINTS: dict[str, str] = {
     "storage.advance": "worker: one step of a launch with its commands",
     "storage.forget_ended": "worker: Forget commands for members long ended",
     "node.journal.create": "node: a new, empty journal with its id",
+    "node.journal.upgrade": "node: an older version's journal, made one of the present version",
     "node.journal.epoch": "node: a Welcome's session epoch",
     "node.journal.hold": "node: that the control plane went back, and its commands are held",
     "node.journal.answer": "node: a refused command's answer",

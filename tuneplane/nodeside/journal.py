@@ -22,7 +22,7 @@ import trio
 from attrs import define, field, frozen
 
 from tuneplane.domain import codec
-from tuneplane.domain.errors import TuneplaneError
+from tuneplane.domain.errors import InvalidInput, TuneplaneError
 from tuneplane.domain.faultpoint import fault_point
 from tuneplane.domain.fleets import EpochHold
 from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
@@ -32,7 +32,9 @@ from tuneplane.domain.node_member import Decision, Facts, Grants, NodeMember, Pl
 from tuneplane.domain.node_ports import Runner
 
 T = TypeVar("T")
-SCHEMA_VERSION = 1
+# Raised with every change of a table or of a record's keys: the codec refuses keys that it does not know, and a daemon that
+# finds a newer version says so and leaves the file alone. Keys that older versions lack have defaults.
+SCHEMA_VERSION = 2
 CLOSE_SECONDS = 5.0  # a last checkpoint of the WAL; without it the next start does it
 BUSY_MILLISECONDS = 5000  # a reader that checkpoints may hold the file for a moment
 FILE_NAME = "journal.sqlite3"
@@ -59,13 +61,14 @@ CREATE TABLE operation (
 ) STRICT;
 CREATE INDEX operation_of_member ON operation (member);
 """
-# Beside the schema that older daemons know: they go on without it.
 HOLD_TABLE = """
 CREATE TABLE IF NOT EXISTS hold (
   only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
   record TEXT NOT NULL
-) STRICT
+) STRICT;
 """
+# From each older version to the next. Some journals of version 1 have the table, and records with some keys of version 2.
+UPGRADES = {1: HOLD_TABLE}
 
 
 class JournalUnusable(TuneplaneError):
@@ -340,11 +343,15 @@ def _prepare(database: sqlite3.Connection, path: Path, run: Runner) -> Journal:
     if problem != "ok":
         raise JournalUnusable(f"journal {path} is damaged: {problem}")
     version, journal_id = database.execute("SELECT schema_version, journal_id FROM meta").fetchone()
-    if version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION and version not in UPGRADES:
         raise JournalUnusable(f"journal {path} has schema version {version}; this version of Tuneplane knows {SCHEMA_VERSION}")
-    database.execute(HOLD_TABLE)
+    if version != SCHEMA_VERSION:
+        _upgrade(database, version)
     journal = Journal(JournalId(journal_id), database, run)
-    journal._reload()
+    try:
+        journal._reload()
+    except (InvalidInput, json.JSONDecodeError) as error:
+        raise JournalUnusable(f"journal {path} has a record that this version of Tuneplane does not know: {error}") from error
     journal._unseen.update(record.member for record in journal.members() if record.phase in UNSEEN)
     return journal
 
@@ -353,8 +360,15 @@ def _create(database: sqlite3.Connection) -> None:
     journal_id = spell_id("jrn", secrets.token_bytes(10))
     with fault_point("node.journal.create"):
         database.executescript(
-            f"BEGIN; {SCHEMA} INSERT INTO meta VALUES (1, {SCHEMA_VERSION}, '{journal_id}', 0, 0); COMMIT;"  # noqa: S608 - base32
+            f"BEGIN; {SCHEMA} {HOLD_TABLE} INSERT INTO meta VALUES (1, {SCHEMA_VERSION}, '{journal_id}', 0, 0); COMMIT;"  # noqa: S608 - base32
         )
+
+
+def _upgrade(database: sqlite3.Connection, version: int) -> None:
+    """To the present version, in one transaction; every record is kept. An older daemon then refuses the file."""
+    steps = "".join(UPGRADES[each] for each in range(version, SCHEMA_VERSION))
+    with fault_point("node.journal.upgrade"):
+        database.executescript(f"BEGIN IMMEDIATE; {steps} UPDATE meta SET schema_version = {SCHEMA_VERSION}; COMMIT;")  # noqa: S608 - ours
 
 
 def _read_hold(database: sqlite3.Connection) -> EpochHold | None:
