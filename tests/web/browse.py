@@ -6,6 +6,7 @@ step's own message. Every page must be free of script errors, policy violations 
 
 from __future__ import annotations
 
+import os
 import sys
 
 from playwright.sync_api import Page, expect, sync_playwright
@@ -27,7 +28,7 @@ def main(url: str, job: str, width: int) -> None:
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(f"script error: {error}"))
         page.on("console", lambda line: _note(faults, line.text))
-        for step in (sign_in, create_fleet, mint, see_nodes, follow_log, stop_job, lose_connection, sign_out):
+        for step in (sign_in, create_fleet, mint, see_nodes, follow_log, choose_log, stop_job, lose_connection, sign_out):
             if step is lose_connection and width < NARROW:
                 continue  # a matter of the script, not of the width, and half a minute long
             step(page, job)
@@ -112,6 +113,24 @@ def follow_log(page: Page, job: str) -> None:
     assert "\x1b" not in text, "an escape reached the page"
     assert "\ufffd" in text
     expect(page.locator("#timeline")).to_contain_text("member.running")
+
+
+def choose_log(page: Page, job: str) -> None:
+    """L-E7: the log of an earlier attempt, and back. By keyboard."""
+    log, name = page.locator("#log"), page.locator("#log-name")
+    for button, told, text in (("#log-1-0", "of attempt 1, member 0", "the first try"), ("#log-2-0", "of attempt 2, member 0", "epoch 1")):
+        page.locator(button).focus()
+        page.keyboard.press("Enter")
+        expect(name).to_have_text(told)
+        expect(log).to_contain_text(text)
+        _shoot(page, f"job{button[1:]}")
+
+
+def _shoot(page: Page, name: str) -> None:
+    """A picture for whoever wants to look: into the folder that TUNEPLANE_PICTURES names."""
+    if folder := os.environ.get("TUNEPLANE_PICTURES"):
+        width = page.viewport_size["width"] if page.viewport_size else 0
+        page.screenshot(path=f"{folder}/{name}-{width}.png", full_page=True)
 
 
 def stop_job(page: Page, job: str) -> None:

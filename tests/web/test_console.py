@@ -135,7 +135,11 @@ async def test_person_in_chromium_signs_in_creates_mints_follows_stops_and_loses
     async with open_server(database, tmp_path) as running, running.admin() as http:
         node, epoch = await ready_node(running, await make_fleet(running))
         job = JobId((await http.post("/api/jobs", json=job_spec())).json()["id"])
-        member = await place_job(running, job, node)
+        former = await place_job(running, job, node)
+        await drive(running, node, epoch, former, P.PREPARED, P.RUNNING, P.TERMINATED, exit_code=1, cleaned=True)
+        running.logs.write(former, b"the first try\n")
+        assert (await http.post(f"/api/jobs/{job}/retry")).status_code == 202
+        member = await place_job(running, job, node, 2)
         await drive(running, node, epoch, member, P.PREPARING, P.PREPARED, P.STARTING, P.RUNNING)
         running.logs.write(member, b"epoch 1\n<script>alert(1)</script> \xe2\x80\xae evil \x1b[31mred\x1b[2J \xff\x00\n")
         lines = await _browse(running, job, width)

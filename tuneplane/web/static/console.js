@@ -181,10 +181,20 @@ class LogView {
   constructor(box) {
     this.box = box;
     this.state = byId("log-state");
+    this.open("", "");
+  }
+  // Which member's log, by query; "" is the one that the API chooses: rank 0 of the newest attempt.
+  open(which, name) {
+    this.source?.close();
+    this.box.replaceChildren();
+    delete this.box.dataset.cut;
+    this.cut = false;
     this.decoder = new TextDecoder();
     this.pending = [];
     this.kept = 0;
-    this.source = new EventSource(`${box.dataset.log}?follow=true&tail_lines=1000`);
+    byId("log-name").textContent = name;
+    byId("log-text").href = `${this.box.dataset.log}?offset=0&max_bytes=4194304${which && `&${which}`}`;
+    this.source = new EventSource(`${this.box.dataset.log}?follow=true&tail_lines=1000${which && `&${which}`}`);
     this.on("log", (event) => this.take(event));
     this.on("waiting", (event) => this.say(`waiting: ${event.detail}`));
     this.on("interrupted", (event) => this.say(`interrupted: ${event.detail}`));
@@ -276,6 +286,7 @@ document.addEventListener("click", (event) => {
       else if ("signout" in button.dataset) { await callApi("POST", "/api/auth/logout"); location.assign("/signin"); }
       else if ("close" in button.dataset) button.closest("dialog").close();
       else if (button.dataset.copy) await copy(button);
+      else if (button.dataset.readLog) { logView.open(button.dataset.readLog, button.dataset.name); byId("log-title").scrollIntoView(); }
     } catch (error) { say(error.message); }
   };
   if (Object.keys(button.dataset).length) busy(button, work);
@@ -306,4 +317,4 @@ if (connection.line) {
   connection.open();
   setInterval(() => connection.watch(), 1000);
 }
-if (byId("log")) new LogView(byId("log"));
+const logView = byId("log") && new LogView(byId("log"));
