@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from tests.contract.storage_world import FLEET, GATEWAY, USER, OpenWorld, World, a_member, a_spec
-from tuneplane.domain.errors import NotFound, Refused
+from tuneplane.domain.errors import Fenced, NotFound, Refused
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import JobId, MemberId, NodeId, UserName, attempt_id
 from tuneplane.domain.jobs import Claim, Job
@@ -331,7 +331,8 @@ async def test_declare_lost_is_refused_while_the_node_can_be_asked(open_world: O
         await world.node("n1")
         await world.node("n2")
         await world.launched()
-        for node, member, code in ((N1, FIRST, "node-live"), (NodeId("n9"), FIRST, "not-found")):
+        told = ((N1, FIRST, "node-live"), (NodeId("n9"), FIRST, "not-found"), (N1, MemberId("x"), "not-found"), (N2, FIRST, "not-found"))
+        for node, member, code in told:
             with pytest.raises((Refused, NotFound)) as caught:
                 await world.storage.declare_lost(node, member, USER, "gone", world.now)
             assert caught.value.code == code
@@ -343,6 +344,26 @@ async def test_declare_lost_is_refused_while_the_node_can_be_asked(open_world: O
         with pytest.raises(Refused) as again:
             await world.storage.declare_lost(N1, FIRST, UserName("eve"), "gone", world.now)
         assert again.value.code == "member-ended"
+
+
+async def test_declare_lost_closes_the_session_whose_lease_had_run_out(open_world: OpenWorld) -> None:
+    """P-06, P-11: only the gateway was cut off from PostgreSQL. When it renews its lease, the Node must report anew."""
+    async with open_world() as world:
+        await world.node()
+        await world.launched()
+        silent_since = world.now + timedelta(hours=1)
+        world.later(3700)
+        await world.storage.declare_lost(N1, FIRST, USER, "gone", world.now)
+        assert await world.storage.renew_gateway(GATEWAY, world.now + timedelta(hours=1))
+        node = await world.storage.get_node(N1, world.now)
+        assert node is not None
+        assert (node.connection.state, node.connection.since) == ("disconnected", silent_since)  # it is not heard since then
+        assert await world.storage.live_epochs(GATEWAY) == {}
+        with pytest.raises(Fenced):
+            await world.see(FIRST, P.RUNNING)
+        assert (await world.connect()).epoch == 2
+        (stop,) = await world.send_all()
+        assert (stop.command.kind, stop.command.member) == (CommandKind.STOP, FIRST)
 
 
 async def test_declare_lost_of_a_whole_gang_member_lets_the_gang_conclude(open_world: OpenWorld) -> None:

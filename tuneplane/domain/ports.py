@@ -154,8 +154,9 @@ class NodeStore(Protocol):
     async def declare_lost(self, node: NodeId, member: MemberId, by: UserName, reason: str, now: datetime) -> None:
         """Take an operator's word for evidence (P-11): the member ends as ``declared-lost``, its holds are released.
 
-        A Stop is kept for the machine, should it come back; the audit line, marked as forced, is of the same unit. NotFound.
-        Refused: ``node-live`` while the Node's session lives (it can be asked), ``member-ended``.
+        The Node's session, whose lease had run out, is closed: it reports anew when it comes back, and a Stop is kept for it.
+        The audit line, marked as forced, is of the same unit. NotFound. Refused: ``node-live`` while the Node's session
+        lives (it can be asked), ``member-ended``.
         """
 
 

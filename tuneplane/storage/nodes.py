@@ -239,23 +239,22 @@ async def _end_by_word(connection: Connection, node: NodeId, member: Row, code: 
 
 
 async def _declare_lost(connection: Connection, node: NodeId, name: MemberId, by: UserName, reason: str, now: datetime) -> None:
-    """The locks on Node and session keep it from coming back meanwhile: it would have to be asked."""
+    """The locks on Node and session keep it from coming back meanwhile: it would have to be asked.
+
+    Its expired session is closed: were only its gateway cut off from us, the lease would be renewed and the same epoch be
+    valid again, without a report of what still runs.
+    """
     sql = "SELECT id FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE"
     if await connection.fetchrow(sql, node) is None:
         raise NotFound("Node", node)
-    sql = (
-        "SELECT lease_until FROM session JOIN gateway ON gateway.id = gateway_id"
-        " WHERE node_id = $1 AND closed_at IS NULL AND lease_until > $2 FOR NO KEY UPDATE OF session"
-    )
-    if await connection.fetchrow(sql, node, now) is not None:
-        raise Refused("node-live", f"Node {node} is connected: stop the job, and it will confirm the end of {name} itself")
+    if await connection.fetchrow("SELECT FROM member WHERE id = $1 AND node_id = $2", name, node) is None:
+        raise NotFound("member", name)
+    await _end_silent_session(connection, node, name, now)
     sql = (
         "SELECT member.id, phase, job_id FROM member JOIN attempt ON attempt.id = attempt_id"
-        " WHERE member.id = $1 AND node_id = $2 FOR NO KEY UPDATE OF member"
+        " WHERE member.id = $1 FOR NO KEY UPDATE OF member"
     )
-    member = await connection.fetchrow(sql, name, node)
-    if member is None:
-        raise NotFound("member", name)
+    member = await connection.fetchrow(sql, name)
     if member["phase"] in ("terminated", "aborted"):
         raise Refused("member-ended", f"{name} has ended already ({member['phase']})")
     detail = f"declared lost by {by} while Node {node} was silent and this was {member['phase']} on it: {reason}"
@@ -267,4 +266,19 @@ async def _declare_lost(connection: Connection, node: NodeId, name: MemberId, by
         await connection.execute("UPDATE member SET cleaned = true WHERE id = $1", name)
     await note(connection, member["job_id"], now, "member.declared-lost", name, detail)
     await audit(connection, by, "member.declare-lost", name, now, f"on Node {node}: {reason}", forced=True)
-    await poke(connection, Topic.ATTEMPTS, Topic.JOBS, Topic.COMMANDS, Topic.CONSOLE)
+    await poke(connection, Topic.SESSIONS, Topic.ATTEMPTS, Topic.JOBS, Topic.COMMANDS, Topic.CONSOLE)
+
+
+async def _end_silent_session(connection: Connection, node: NodeId, name: MemberId, now: datetime) -> None:
+    """Close the open session, as of the moment from which the Node counts as silent. Refused while its lease is fresh."""
+    sql = (
+        "SELECT lease_until FROM session JOIN gateway ON gateway.id = gateway_id"
+        " WHERE node_id = $1 AND closed_at IS NULL FOR NO KEY UPDATE OF session"
+    )
+    session = await connection.fetchrow(sql, node)
+    if session is None:
+        return
+    if session["lease_until"] > now:
+        raise Refused("node-live", f"Node {node} is connected: stop the job, and it will confirm the end of {name} itself")
+    sql = "UPDATE session SET closed_at = $2, close_reason = 'member-declared-lost' WHERE node_id = $1"
+    await connection.execute(sql, node, session["lease_until"])

@@ -30,13 +30,10 @@ def _declare_lost(book: Book, node: NodeId, name: MemberId, by: UserName, reason
     enrolled = book.nodes.get(node)
     if enrolled is None or enrolled.removed_at is not None:
         raise NotFound("Node", node)
-    session = book.sessions.get(node)
-    gateway = book.gateways.get(session.gateway) if session is not None and session.closed_at is None else None
-    if gateway is not None and gateway.lease_until > now:
-        raise Refused("node-live", f"Node {node} is connected: stop the job, and it will confirm the end of {name} itself")
     member = book.members.get(name)
     if member is None or member.node != node:
         raise NotFound("member", name)
+    _end_silent_session(book, node, name, now)
     if member.phase in ENDED_PHASES:
         raise Refused("member-ended", f"{name} has ended already ({member.phase.value})")
     detail = f"declared lost by {by} while Node {node} was silent and this was {member.phase.value} on it: {reason}"
@@ -50,4 +47,14 @@ def _declare_lost(book: Book, node: NodeId, name: MemberId, by: UserName, reason
         book.members.put(name, evolve(book.members[name], cleaned=True))
     note(book, member.job, now, "member.declared-lost", name, detail)
     audit(book, by, "member.declare-lost", name, now, f"on Node {node}: {reason}", forced=True)
-    poke(book, Topic.ATTEMPTS, Topic.JOBS, Topic.COMMANDS, Topic.CONSOLE)
+    poke(book, Topic.SESSIONS, Topic.ATTEMPTS, Topic.JOBS, Topic.COMMANDS, Topic.CONSOLE)
+
+
+def _end_silent_session(book: Book, node: NodeId, name: MemberId, now: datetime) -> None:
+    session = book.sessions.get(node)
+    gateway = book.gateways.get(session.gateway) if session is not None and session.closed_at is None else None
+    if session is None or gateway is None:
+        return
+    if gateway.lease_until > now:
+        raise Refused("node-live", f"Node {node} is connected: stop the job, and it will confirm the end of {name} itself")
+    book.sessions.put(node, evolve(session, closed_at=gateway.lease_until))
