@@ -31,6 +31,7 @@ from tuneplane.domain.frames import (
 )
 from tuneplane.domain.ids import FleetId, JournalId, MemberId, NodeId
 from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase
+from tuneplane.domain.node_member import PROGRESS_TICKS
 from tuneplane.domain.timings import Timings
 from tuneplane.wire.link import LinkClosed, NodeLink, SessionEnded, run_node_session
 
@@ -193,7 +194,7 @@ class ScriptedNode:
         """Journal the next state of ``member``, and send it when connected."""
         former = self.members.get(member)
         base = former or Observation(member=member, revision=0, phase=phase, plan_digest=self._digests.get(member, ""), boot_id="boot-1")
-        observation = evolve(base, revision=base.revision + 1, phase=phase, **facts)  # type: ignore[arg-type]
+        observation = evolve(base, revision=base.revision + PROGRESS_TICKS, phase=phase, **facts)  # type: ignore[arg-type]
         self.members[member] = observation
         await self._say(observation)
         return observation
