@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
-from attrs import frozen
+from attrs import define, frozen
 
 from tests.nodeside.harness import make_plan
+from tests.support.engine import PlayNetwork
 from tuneplane.domain.fleets import Interface
 from tuneplane.domain.node_ports import EngineDown, NetworkHidden
 from tuneplane.nodeside.address import Reach, route_address
 from tuneplane.nodeside.network import LinuxNetwork, run_in_namespace
 from tuneplane.nodeside.preparation import check_network
 
+T = TypeVar("T")
 DOCKER0 = "172.17.0.1"
 LISTENER = """
 import socket, sys
@@ -204,6 +208,33 @@ async def test_preparation_refuses_an_interface_that_is_not_there_or_has_another
         moved = await check_network(looked, make_plan("i", ("c",), interface="eth0", world=2, address="10.77.0.99"))
         assert moved is not None
         assert "has 10.77.0.5, not 10.77.0.99" in moved.detail
+
+
+@define(eq=False)
+class Unreadable(PlayNetwork):
+    """A kernel that answers one of the questions with an error."""
+
+    question: str
+
+    async def interfaces(self) -> tuple[Interface, ...]:
+        return await self._answer("interfaces", super().interfaces)
+
+    async def taken(self, ports: tuple[int, ...]) -> tuple[int, ...]:
+        return await self._answer("taken", lambda: PlayNetwork.taken(self, ports))
+
+    async def _answer(self, question: str, ask: Callable[[], Awaitable[T]]) -> T:
+        if question == self.question:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await ask()
+
+
+@pytest.mark.parametrize("question", ["interfaces", "taken"])
+async def test_preparation_says_why_the_kernel_does_not_tell_of_the_network(question: str) -> None:
+    """R-LCH-11, L-J8: at once and in the kernel's words, instead of a hold that runs out."""
+    trouble = await check_network(Unreadable(question), make_plan("i", ("c",), interface="lo", ports=(20007,)))
+    assert trouble is not None
+    assert trouble.code == "network-hidden"
+    assert "Too many open files" in trouble.detail
 
 
 async def test_preparation_refuses_a_leased_port_that_something_foreign_listens_on(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ async def check_network(network: Network, plan: MemberPlan) -> Unfit | None:
         taken = await network.taken(plan.ports)
     except NetworkHidden as error:
         return Unfit(error.code, str(error))
+    except OSError as error:  # of the kernel: tried again, it would use the hold up, and nobody would learn why
+        return Unfit(NetworkHidden.code, f"the network that containers get cannot be looked at: {error}")
     if trouble is None and taken:
         ports = ", ".join(map(str, taken))
         return Unfit("port-taken", f"port {ports} was leased to this member, but another program of this machine listens on it")
