@@ -50,13 +50,24 @@ async def test_bounded_read_gives_exact_bytes_and_where_to_go_on(database: str, 
         assert data.endswith(tail.content)
         assert tail.headers["x-next-offset"] == str(len(data))
         beyond = await http.get(f"/api/jobs/{job}/logs?offset=99999999")
-        assert beyond.content == b""
+        assert (beyond.status_code, beyond.content) == (200, b"")
+        assert (beyond.headers["x-offset"], beyond.headers["x-next-offset"]) == (str(len(data)), str(len(data)))
+
+
+async def test_follow_from_beyond_the_end_is_told_where_the_log_ends(database: str, tmp_path: Path) -> None:
+    async with open_job(database, tmp_path, *STARTED) as (running, job, member, node, epoch), running.user() as http:
+        running.logs.write(member, b"0123456789")
+        await drive(running, node, epoch, member, P.TERMINATED, exit_code=0, cleaned=True)
+        running.logs.end(member)
+        async with open_events(http, f"/api/jobs/{job}/logs?follow=true&offset=999") as events:
+            assert [(name, data["next_offset"]) async for name, data in events] == [("end", 10)]
 
 
 @pytest.mark.parametrize(
     ("query", "field"),
     [
         ("offset=-1", "offset"),
+        ("offset=18446744073709551616", "offset"),
         ("tail_lines=-1", "tail_lines"),
         ("offset=1&tail_lines=1", "tail_lines"),
         ("max_bytes=0", "max_bytes"),

@@ -54,6 +54,8 @@ async def test_log_is_read_and_followed_from_the_archive_when_the_node_has_it_no
         assert tail.content == b"line 19999 \xff\n"
         middle = await http.get(f"/api/jobs/{job}/logs?offset=100&max_bytes=10&member={member}&attempt=1")
         assert (middle.content, middle.headers["x-ended"]) == (DATA[100:110], "false")
+        beyond = await http.get(f"/api/jobs/{job}/logs?offset={len(DATA) + 1}")
+        assert (beyond.content, beyond.headers["x-next-offset"]) == (b"", str(len(DATA)))
         got = b""
         async with open_events(http, f"/api/jobs/{job}/logs?follow=true&offset=7") as events:
             async for name, data in events:

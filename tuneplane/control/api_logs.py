@@ -262,6 +262,7 @@ class _Follow:
             if piece.error:
                 raise Refused("log-unavailable", f"the log of {member.id} cannot be read: {piece.error}")
             if piece.end:
+                self.offset, self.tail_lines = piece.offset + len(piece.data), None  # also where more was asked for than there is
                 break
         return delivered
 
