@@ -31,13 +31,18 @@ class LogDesk:
     async def serve(self) -> None:
         """Answer what begins, until cancelled."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve_refusals)
             while True:
                 while self._begun:
                     nursery.start_soon(self._answer, *self._begun.popleft())
-                while self._refused:
-                    await self._refuse(self._refused.popleft())
-                if not (self._begun or self._refused):
-                    await self._news.wait()
+                await self._news.wait()
+
+    async def _serve_refusals(self) -> None:
+        """One after the other, each in its turn among the logs: no read begins later for it."""
+        while True:
+            while self._refused:
+                await self._refuse(self._refused.popleft())
+            await self._news.wait()
 
     def begin(self, request: LogRead) -> None:
         """Start to answer; a read too many is answered with an error."""
