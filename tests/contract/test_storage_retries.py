@@ -123,9 +123,18 @@ async def test_stop_during_the_backoff_stops_at_once(open_world: OpenWorld) -> N
         await world.step(await failing(world), E.ALL_ENDED)
         stopped = await world.storage.request_stop(JOB, USER, world.now)
         assert (stopped.state, stopped.not_before, stopped.waiting, stopped.reason_code) == (J.STOPPED, None, None, "stopped")
+        assert stopped.reason_detail == f"stopped by ada; attempt 1 ended (exit-code: {FIRST} ended with exit code 3)"  # L-H1
         world.later(PRODUCTION.retry_most)
         assert await world.storage.waiting_jobs(10, world.now) == []
         assert not await place(world, 2)
+
+
+async def test_stop_before_the_first_attempt_names_the_stop_alone(open_world: OpenWorld) -> None:
+    async with open_world() as world:
+        await world.node()
+        await world.submit()
+        stopped = await world.storage.request_stop(JOB, USER, world.now)
+        assert (stopped.state, stopped.reason_code, stopped.reason_detail) == (J.STOPPED, "stopped", "stopped by ada")
 
 
 async def test_a_failure_after_an_accepted_stop_is_the_stop(open_world: OpenWorld) -> None:

@@ -104,6 +104,12 @@ def cause_of_stop(members: tuple[MemberView, ...], by: str) -> Cause:
     return first_failure(members) or Cause(STOPPED, f"stopped by {by or 'a user'}")
 
 
+def cause_between_attempts(by: str, number: int, last: Cause | None) -> Cause:
+    """Of a job that is asked to stop while it waits, after ``number`` attempts: nothing is left to fail, nothing is hidden."""
+    stop = cause_of_stop((), by)
+    return stop if last is None else Cause(stop.code, f"{stop.detail}; {_how_it_ended(number, last)}")
+
+
 def member_cause(member: MemberView) -> Cause:
     """What ended one failed member, for a person."""
     if member.oom_killed:
@@ -176,5 +182,9 @@ def retry_delay(number: int, timings: Timings) -> float:
 
 def backoff_reason(attempt: AttemptId, number: int, cause: Cause, not_before: datetime) -> Reason:
     """Why a job waits between two attempts."""
-    why = f"attempt {number} ended ({cause.code}: {cause.detail})"
+    why = _how_it_ended(number, cause)
     return Reason(BACKOFF, f"attempt {number + 1} starts at {spell_moment(not_before)} at the earliest: {why}", attempt)
+
+
+def _how_it_ended(number: int, cause: Cause) -> str:
+    return f"attempt {number} ended ({cause.code}: {cause.detail})"

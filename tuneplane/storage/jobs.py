@@ -16,7 +16,7 @@ from tuneplane.domain.jobspec import JobSpec
 from tuneplane.domain.launch_table import FINAL_JOB_STATES, AttemptState, Cause, JobState, MemberPhase
 from tuneplane.domain.plan import PlanSight, sight
 from tuneplane.domain.ports import Topic
-from tuneplane.domain.verdict import STOPPED, cause_of_stop, check_retry
+from tuneplane.domain.verdict import STOPPED, cause_between_attempts, cause_of_stop, check_retry
 
 from .database import Aggregate, clean, from_json, keys_of, note, page_of, poke, to_json
 from .launches import member_views
@@ -145,7 +145,7 @@ async def _request_stop(connection: Connection, job: JobId, by: UserName, now: d
     attempt = await connection.fetchrow(sql, job)
     await note(connection, job, now, "job.stop-asked", job, f"stopped by {by}")
     state = JobState.STOPPED if attempt is None else JobState.STOPPING
-    cause = await _cause(connection, attempt, by)
+    cause = await (_cause(connection, attempt, by) if attempt is not None else _cause_between(connection, job, by))
     sql = (
         "UPDATE job SET stop_asked_at = $2::timestamptz, stop_asked_by = $3, state = $4, reason_code = $5, reason_detail = $6,"
         " ended_at = CASE WHEN $4 = 'stopped' THEN $2::timestamptz END, not_before = NULL, waiting_code = NULL, waiting_reasons = NULL,"
@@ -161,14 +161,24 @@ async def _request_stop(connection: Connection, job: JobId, by: UserName, now: d
     return await _whole(connection, row)
 
 
-async def _cause(connection: Connection, attempt: Row | None, by: UserName) -> Cause:
+async def _cause(connection: Connection, attempt: Row, by: UserName) -> Cause:
     """The first cause is kept (L-H1): the attempt's own, that of a member which had failed by now, else this stop."""
-    if attempt is not None and attempt["cause_code"]:
+    if attempt["cause_code"]:
         return Cause(attempt["cause_code"], attempt["cause_detail"])
-    if attempt is not None:  # a failure that is being reported at this moment comes before this stop, or after it: not both
-        await connection.fetch("SELECT FROM member WHERE attempt_id = $1 ORDER BY id FOR NO KEY UPDATE", attempt["id"])
-    cause = cause_of_stop(await member_views(connection, attempt["id"]) if attempt is not None else (), by)
+    # a failure that is being reported at this moment comes before this stop, or after it: not both
+    await connection.fetch("SELECT FROM member WHERE attempt_id = $1 ORDER BY id FOR NO KEY UPDATE", attempt["id"])
+    cause = cause_of_stop(await member_views(connection, attempt["id"]), by)
     return Cause(clean(cause.code), clean(cause.detail))
+
+
+async def _cause_between(connection: Connection, job: JobId, by: UserName) -> Cause:
+    """Of a queued job: the stop, which names how the last attempt ended, if there was one."""
+    sql = "SELECT number, cause_code, cause_detail FROM attempt WHERE job_id = $1 ORDER BY number DESC LIMIT 1"
+    last = await connection.fetchrow(sql, job)
+    if last is None:
+        return cause_between_attempts(by, 0, None)
+    cause = cause_between_attempts(by, last["number"], Cause(last["cause_code"], last["cause_detail"]))
+    return Cause(cause.code, clean(cause.detail))
 
 
 async def _stop_attempt(connection: Connection, job: JobId, attempt: Row, cause: Cause, now: datetime) -> None:

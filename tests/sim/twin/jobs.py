@@ -20,7 +20,7 @@ from tuneplane.domain.launch_table import (
 )
 from tuneplane.domain.plan import PlanSight, sight
 from tuneplane.domain.ports import Topic
-from tuneplane.domain.verdict import STOPPED, cause_of_stop, check_retry
+from tuneplane.domain.verdict import STOPPED, cause_between_attempts, cause_of_stop, check_retry
 from tuneplane.storage.database import clean
 
 from .base import Client, note, page_of, poke
@@ -186,7 +186,7 @@ def _request_stop(book: Book, job: JobId, by: UserName, now: datetime, true_now:
         return whole(book, job, true_now)
     attempt = next((one for one in book.attempts if one.job == job and one.state is not AttemptState.ENDED), None)
     note(book, job, now, "job.stop-asked", job, f"stopped by {by}")
-    cause = _cause(book, attempt, by, true_now)
+    cause = _cause(book, attempt, by, true_now) if attempt is not None else _cause_between(book, job, by)
     changes: dict[str, object] = {"state": JobState.STOPPING} if attempt else {"state": JobState.STOPPED, "ended_at": now}
     asked = {"stop_asked_at": now, "stop_asked_by": by, "reason_code": cause.code, "reason_detail": cause.detail}
     book.jobs.put(job, evolve(row, **asked, **changes, waiting=None, not_before=None))  # type: ignore[arg-type]
@@ -198,12 +198,20 @@ def _request_stop(book: Book, job: JobId, by: UserName, now: datetime, true_now:
     return whole(book, job, true_now)
 
 
-def _cause(book: Book, attempt: AttemptRow | None, by: UserName, true_now: datetime) -> Cause:
+def _cause(book: Book, attempt: AttemptRow, by: UserName, true_now: datetime) -> Cause:
     """The first cause is kept (L-H1)."""
-    if attempt is not None and attempt.cause_code:
+    if attempt.cause_code:
         return Cause(attempt.cause_code, attempt.cause_detail)
-    cause = cause_of_stop(member_views(book, attempt.id, true_now) if attempt is not None else (), by)
+    cause = cause_of_stop(member_views(book, attempt.id, true_now), by)
     return Cause(clean(cause.code), clean(cause.detail))
+
+
+def _cause_between(book: Book, job: JobId, by: UserName) -> Cause:
+    last = max((row for row in book.attempts if row.job == job), key=lambda row: row.number, default=None)
+    if last is None:
+        return cause_between_attempts(by, 0, None)
+    cause = cause_between_attempts(by, last.number, Cause(last.cause_code, last.cause_detail))
+    return Cause(cause.code, clean(cause.detail))
 
 
 def _stop_attempt(book: Book, attempt: AttemptRow, cause: Cause, now: datetime) -> None:
