@@ -266,6 +266,26 @@ async def test_accepted_hold_raises_the_epoch_above_what_the_node_has_seen_and_i
             await world.storage.accept_epoch(NodeId("none"), "hold-1", USER, world.now)
 
 
+async def test_stops_go_first_over_members_and_strangers(open_world: OpenWorld) -> None:
+    """P-07: what is forgotten, however old, waits for every Stop; of two Stops the older goes first, whosever they are."""
+    async with open_world() as world:
+        await running(world)
+        told = [Stranger(container=f"c{number}", name=f"x{number}", member=f"x-{number}-0") for number in (1, 2)]
+        await world.storage.record_inventory(N1, 1, an_inventory(strangers=tuple(told)), "d", world.now)
+        await world.storage.stop_stranger(N1, "c1", MemberId("x-1-0"), USER, world.now)
+        for sent in await world.send_all():
+            await world.answer(sent)
+        assert await world.see(MemberId("x-1-0"), MemberPhase.TERMINATED, revision=T, cleaned=True)  # a Forget waits
+        world.later(1)
+        await world.storage.request_stop(JOB, USER, world.now)
+        world.later(1)
+        await world.storage.stop_stranger(N1, "c2", MemberId("x-2-0"), USER, world.now)
+        order = [MEMBER, "x-2-0", "x-1-0"]
+        for limit in (1, 2, 3, 100):
+            found = await world.storage.outgoing_commands(GATEWAY, limit)
+            assert [one.command.member for one in found] == order[:limit]
+
+
 async def test_stop_of_what_had_ended_says_so(open_world: OpenWorld) -> None:
     """P-07: a Node that holds obeys that one."""
     async with open_world() as world:

@@ -38,9 +38,10 @@ class Commands(Aggregate):
             " WHERE gateway_id = $1 AND closed_at IS NULL AND answered_at IS NULL AND withdrawn_at IS NULL"
             " AND (sent_epoch IS NULL OR sent_epoch < epoch) ORDER BY kind <> 'stop', command.created_at, operation LIMIT $2"
         )
-        found = [strangers.outgoing(row) for row in await self._db.fetch(strangers.OUTGOING, gateway, limit)]
-        rows = await self._db.fetch(sql, gateway, limit - len(found))
-        return found + [OutgoingCommand(node=row["node_id"], command=_command(row)) for row in rows]
+        found = [(row, _outgoing(row)) for row in await self._db.fetch(sql, gateway, limit)]
+        found += [(row, strangers.outgoing(row)) for row in await self._db.fetch(strangers.OUTGOING, gateway, limit)]
+        found.sort(key=lambda one: (one[0]["kind"] != "stop", one[0]["created_at"], one[0]["operation"]))  # stops first over both
+        return [outgoing for _, outgoing in found[:limit]]
 
     async def mark_sent(self, operation: OperationId, node: NodeId, epoch: int, now: datetime) -> bool:
         return await self._db.write("mark_sent", _mark_sent, operation, node, epoch, now)
@@ -50,6 +51,10 @@ class Commands(Aggregate):
     ) -> None:
         """A refused Prepare or Commit is settled by a Stop, whose tombstone is the evidence; the refusal becomes its reason."""
         await self._db.write("answer_command", _answer, operation, node, epoch, accepted, clean(code), clean(detail), now)
+
+
+def _outgoing(row: Row) -> OutgoingCommand:
+    return OutgoingCommand(node=row["node_id"], command=_command(row))
 
 
 def _command(row: Row) -> Command:

@@ -16,7 +16,8 @@ from .database import poke
 STRANGER_GRACE_SECONDS = 10.0  # its own signal and grace are known to nobody: those of a JobSpec that says nothing
 OUTGOING = (
     "SELECT stranger_command.*, session.epoch FROM session JOIN stranger_command USING (node_id) WHERE gateway_id = $1"
-    " AND closed_at IS NULL AND answered_at IS NULL AND (sent_epoch IS NULL OR sent_epoch < epoch) ORDER BY created_at, operation LIMIT $2"
+    " AND closed_at IS NULL AND answered_at IS NULL AND (sent_epoch IS NULL OR sent_epoch < epoch)"
+    " ORDER BY kind <> 'stop', created_at, operation LIMIT $2"
 )
 
 

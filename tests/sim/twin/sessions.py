@@ -18,7 +18,7 @@ from tuneplane.storage.database import clean
 from . import strangers
 from .base import Client, note, poke
 from .nodes import hold_epoch, set_cordon
-from .rows import Book, CommandRow, GatewayRow, MemberRow, NodeRow, SessionRow
+from .rows import Book, CommandRow, GatewayRow, MemberRow, NodeRow, SessionRow, StrangerRow
 
 UNANSWERED = (CommandKind.PREPARE, CommandKind.COMMIT)
 
@@ -225,16 +225,14 @@ def insert_stop(book: Book, member: MemberId, reason: str, now: datetime, *, aga
 
 
 def _outgoing(book: Book, gateway: GatewayId, limit: int) -> list[OutgoingCommand]:
-    found = []
+    found: list[tuple[CommandRow | StrangerRow, OutgoingCommand]] = strangers.outgoing(book, gateway)
     for command in book.commands:
         session = book.sessions.get(command.node)
         here = session is not None and session.gateway == gateway and session.closed_at is None
         if session is not None and here and command.open and (command.sent_epoch is None or command.sent_epoch < session.epoch):
-            found.append((command, session.epoch))
+            found.append((command, OutgoingCommand(node=command.node, command=_frame(book, command, session.epoch))))
     found.sort(key=lambda one: (one[0].kind is not CommandKind.STOP, one[0].created_at, one[0].operation))
-    first = strangers.outgoing(book, gateway)[:limit]
-    rest = found[: limit - len(first)]
-    return first + [OutgoingCommand(node=command.node, command=_frame(book, command, epoch)) for command, epoch in rest]
+    return [outgoing for _, outgoing in found[:limit]]
 
 
 def _frame(book: Book, row: CommandRow, epoch: int) -> Command:

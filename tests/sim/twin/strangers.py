@@ -17,7 +17,7 @@ from tuneplane.storage.strangers import STRANGER_GRACE_SECONDS
 
 from .base import Client, audit, poke
 from .nodes import view
-from .rows import Book, StrangerRow
+from .rows import Book, CommandRow, StrangerRow
 
 
 class Strangers(Client):
@@ -48,14 +48,15 @@ def _put(book: Book, node: NodeId, container: str, member: MemberId, kind: Comma
     book.stranger_commands.put(operation, made)
 
 
-def outgoing(book: Book, gateway: GatewayId) -> list[OutgoingCommand]:
-    found = []
-    for row in sorted(book.stranger_commands, key=lambda row: (row.created_at, row.operation)):
+def outgoing(book: Book, gateway: GatewayId) -> list[tuple[CommandRow | StrangerRow, OutgoingCommand]]:
+    """In no order: the caller sorts them among those of members."""
+    found: list[tuple[CommandRow | StrangerRow, OutgoingCommand]] = []
+    for row in book.stranger_commands:
         session = book.sessions.get(row.node)
         if session is None or session.gateway != gateway or session.closed_at is not None or row.answered_at is not None:
             continue
         if row.sent_epoch is None or row.sent_epoch < session.epoch:
-            found.append(OutgoingCommand(node=row.node, command=_frame(row, session.epoch)))
+            found.append((row, OutgoingCommand(node=row.node, command=_frame(row, session.epoch))))
     return found
 
 
