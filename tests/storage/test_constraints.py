@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.contract.storage_world import USER, World
+from tests.contract.storage_world import USER, World, a_member
 from tuneplane.bridge.loop import open_bridge
 from tuneplane.bridge.postgres import Connection, ConstraintViolated, Pool
+from tuneplane.domain.ids import JobId, NodeId, attempt_id
 from tuneplane.domain.launch_table import AttemptEvent, MemberPhase
-from tuneplane.storage import doubt, open_storage
+from tuneplane.storage import doubt, launches, open_storage
 
 
 @asynccontextmanager
@@ -175,6 +176,35 @@ async def test_only_a_failed_job_that_nobody_stopped_is_queued_again(database: s
             return
         with pytest.raises(ConstraintViolated) as caught:
             await storage._db.pool.execute(sql)
+        assert caught.value.constraint == constraint
+
+
+STOP_THAT_NO_LOCK_HELD_OFF = """
+    CREATE FUNCTION stop_first() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN UPDATE job SET stop_asked_at = now() WHERE id = NEW.job_id; RETURN NEW; END $$;
+    CREATE TRIGGER a_stop_first BEFORE INSERT ON attempt FOR EACH ROW EXECUTE FUNCTION stop_first();
+"""
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "number", "constraint"),
+    [
+        ("UPDATE job SET attempt_number = 1 WHERE id = 'job-b'", 2, "attempt_follows"),
+        (STOP_THAT_NO_LOCK_HELD_OFF, 1, "attempt_after_stop"),
+    ],
+)
+async def test_placement_that_the_database_refuses_is_no_placement(
+    database: str, monkeypatch: pytest.MonkeyPatch, meanwhile: str, number: int, constraint: str
+) -> None:
+    """R-LCH-01, R-LCH-12: the allocator is told to look again; it does not fail."""
+    async with running(database) as (world, pool):
+        await pool.execute(meanwhile)
+        job, member = JobId("job-b"), a_member(JobId("job-b"), NodeId("n2"), number=number)
+        placing = (job, attempt_id(job, number), number, (member,), world.now)
+        assert not await world.storage.place(*placing)
+        monkeypatch.setattr(launches, "RACES", launches.RACES - {constraint})
+        with pytest.raises(ConstraintViolated) as caught:  # the test tries what it names
+            await world.storage.place(*placing)
         assert caught.value.constraint == constraint
 
 

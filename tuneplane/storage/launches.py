@@ -46,6 +46,8 @@ RACES = frozenset(
         "attempt_pkey",
         "attempt_number",
         "attempt_one_live",
+        "attempt_follows",
+        "attempt_after_stop",
         "member_pkey",
     }
 )
