@@ -25,6 +25,7 @@ from tuneplane.domain.frames import CommandKind, Observation
 from tuneplane.domain.ids import JobId, MemberId, NodeId, WorkerId, attempt_id, member_id, operation_id
 from tuneplane.domain.jobs import Claim
 from tuneplane.domain.launch_table import ATTEMPT_TABLE, AttemptEvent, AttemptState, LaunchView, MemberPhase
+from tuneplane.domain.node_member import PROGRESS_TICKS
 from tuneplane.domain.ports import Storage
 from tuneplane.domain.verdict import decide
 
@@ -198,7 +199,10 @@ class History:
 
     def _observe(self) -> Op:
         (node, member), now = self._member(), self.tick()
-        phase, revision, epoch = self.luck.choice(LATER), self.luck.randint(1, 6), self._epoch(node)
+        phase, epoch = self.luck.choice(LATER), self._epoch(node)
+        # a newer session's journal has grown: one that went back takes two units (doubt, then the report), which a gateway,
+        # telling the reports of a Node one after the other, never runs beside another report
+        revision = (10 * epoch + self.luck.randint(1, 6)) * PROGRESS_TICKS
         seen = Observation(member=member, revision=revision, phase=phase, plan_digest="sha256:plan", boot_id="b1", exit_code=0)
         seen = evolve(seen, cleaned=self.luck.random() < 0.5)
         return Op(
