@@ -166,12 +166,15 @@ def replay_all(jobs: int = 2) -> dict[str, str]:
 def _replay(mutation: Mutation) -> Found:
     seeds: list[int] = recorded().get(mutation.name, {}).get("killing", [])
     window = [seed for seed in range(WINDOW_SEEDS) if seed not in seeds]
-    return run_there(mutation, [*seeds, *window])
+    try:
+        return run_there(mutation, [*seeds, *window])
+    except Stale as stale:
+        return Found(mutation.name, 0, failure=str(stale))
 
 
 def _problem(mutation: Mutation, found: Found, failure: str) -> str:
     if not found.killing:
-        return f"{mutation.name} ({mutation.rule}) is not found any more, by {found.tried} seeds: {mutation.why}"
+        return found.failure or f"{mutation.name} ({mutation.rule}) is not found any more, by {found.tried} seeds: {mutation.why}"
     return f"{mutation.name}: seed {found.killing[0]} fails without the mutation: {failure}" if failure else ""
 
 

@@ -160,7 +160,7 @@ _ALL = (
         why="commands of a restored database are obeyed",
         edits=(
             Edit(JOURNAL, "        older = epoch <= self._session_epoch\n", "        older = False\n"),
-            Edit(JOURNAL, "if command.session_epoch < self._session_epoch and not self._obeys_in_hold(command):", "if command is None:"),
+            Edit(JOURNAL, "return command.session_epoch >= self._session_epoch or self._obeys_in_hold(command)", "return True"),
         ),
         focus=Focus(odds={"database-restored": 1.0, "crash-node": 0.5, "cut": 1.0}),
     ),
