@@ -8,7 +8,7 @@ import secrets
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -264,6 +264,11 @@ class Rig:
 
     def sql(self, text: str) -> str:
         return self.system.postgres.sql(text, urlsplit(self.system.dsn).path.lstrip("/"))
+
+    def reports_wait(self, job: str) -> AbstractContextManager[None]:
+        """In the block what Nodes report of ``job`` is not stored; what is sent to them is sent."""
+        name = urlsplit(self.system.dsn).path.lstrip("/")
+        return self.system.postgres.held(f"SELECT FROM member WHERE id LIKE '{job}-%' FOR SHARE", name)
 
     def journal_phase(self, member: str) -> str | None:
         """The phase of ``member`` in the Node's journal; None when it has no record of it."""

@@ -104,15 +104,19 @@ def stop_unheard(rig: Rig, strike: Strike) -> None:
 
 
 def stop_too_late(rig: Rig, strike: Strike) -> None:
-    """The job has ended while the gateway was away; the Stop that follows finds nothing to do."""
+    """The job has ended while the gateway was away; the Stop that follows finds nothing to do.
+
+    The Node's report of the end would be there first, and settle the Stop: the database keeps it waiting.
+    """
     job, witness = _start(rig)
     rig.kill("gateway")
     witness.release()
     rig.wait(f"the container of {job} to go", lambda: (None if rig.system.containers(job) else True, rig.system.containers(job)))
     rig.stop(job)
     rig.strike(strike)
-    rig.bring_up("gateway")
-    rig.wait_struck(strike)
+    with rig.reports_wait(job):
+        rig.bring_up("gateway")
+        rig.wait_struck(strike)
     assert rig.converge(job, witness, "stopped", exit_code=0) == 1
 
 

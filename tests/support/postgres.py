@@ -25,10 +25,13 @@ from tuneplane.bridge.loop import open_bridge
 from tuneplane.storage import migrate
 from tuneplane.storage.cluster import Cluster, dsn, open_cluster
 
+from .process import wait_for
+
 READY_SECONDS = 30.0  # measured 0.2 s; two busy cores may take longer
 # A killed server loses nothing by it: what was written is in the kernel. (synchronous_commit stays on: without it the
 # last commits are only in the server's own memory, and a killed one comes back to before them.)
 FAST = {"fsync": "off", "full_page_writes": "off"}
+HELD_SECONDS = 60.0  # locks that a test holds end by themselves, whatever becomes of the test
 TEMPLATE = "migrated"
 ROOM = 2 << 30  # bytes free in memory before it is used: a server and its databases take a few hundred megabytes
 
@@ -88,6 +91,20 @@ class Postgres:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
+
+    @contextmanager
+    def held(self, text: str, database: str) -> Iterator[None]:
+        """Run ``text`` in a transaction of its own that lasts as long as the block: its locks are held."""
+        mark = f"SELECT pg_sleep({HELD_SECONDS + next(self._numbers) / 1000})"  # no other one sleeps that long
+        address = dsn(self.cluster.directory, database)
+        command = [str(self.cluster.binaries / "psql"), "-XAtq", "-c", "BEGIN", "-c", text, "-c", mark, address]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as holder:
+            asleep = f"FROM pg_stat_activity WHERE query = '{mark}' AND state = 'active'"
+            wait_for("the locks to be held", lambda: (self.sql(f"SELECT 1 {asleep}") or None, holder.poll()), HELD_SECONDS)
+            try:
+                yield
+            finally:
+                self.sql(f"SELECT pg_terminate_backend(pid) {asleep}")
 
     @contextmanager
     def fresh_database(self, template: str = "template0") -> Iterator[str]:
