@@ -142,9 +142,10 @@ async def _lose_and_retry(running: Running, http: httpx.AsyncClient, node: NodeI
     for _ in range(2):
         again = await http.post(f"/api/jobs/{job}/retry")
         assert (again.status_code, again.json()["state"], again.json()["attempt_number"]) == (202, "queued", 1)
-    assert (await http.post(f"/api/jobs/{job}/retry?after=0")).status_code == 202  # a late repeat, which changes nothing
+    assert (await http.post(f"/api/jobs/{job}/retry?after=1")).status_code == 202  # a repeat, which changes nothing
+    assert (await http.post(f"/api/jobs/{job}/retry?after=0")).status_code == 422  # nobody can have seen that one fail
     audited = await running.storage._db.fetch("SELECT detail FROM audit WHERE action = 'job.retry' ORDER BY at")
-    assert [row["detail"] for row in audited] == ["attempt 2", "attempt 2", "attempt 1"]
+    assert [row["detail"] for row in audited] == ["attempt 2"] * 3
     assert (await http.post(f"/api/jobs/{job}/stop")).json()["state"] == "stopped"
     assert (await http.post(f"/api/jobs/{job}/retry")).json()["code"] == "job-stopped"
 
