@@ -11,12 +11,12 @@ from attrs import define
 from tests.nodeside.harness import make_plan, private
 from tests.sim.engine import SimEngine
 from tests.sim.fate import Fate, Life
-from tests.sim.machine import UNWITNESSED, SimClocks, SimMachine, SimNetwork
+from tests.sim.machine import UNWITNESSED, Container, SimClocks, SimMachine, SimNetwork
 from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.ids import FleetId, NodeId
 from tuneplane.domain.member_table import MemberEvent, NodePhase
 from tuneplane.domain.node_member import Grants, NodeMember
-from tuneplane.domain.node_ports import ContainerState, EngineUnclear
+from tuneplane.domain.node_ports import ContainerSpec, ContainerState, EngineUnclear
 from tuneplane.domain.timings import Timings
 from tuneplane.nodeside.core import NodeCore
 from tuneplane.nodeside.effects import do_look, workload_spec
@@ -40,12 +40,24 @@ class RestartsOnce(SimEngine):
         return await super().inspect(container)
 
 
+class _Nobody:
+    """Watches nothing."""
+
+    def start_begun(self, machine: SimMachine, container: str) -> None: ...
+
+    def start_sent(self, machine: SimMachine, container: str) -> None: ...
+
+    def create_sent(self, machine: SimMachine, spec: ContainerSpec) -> None: ...
+
+    def started(self, machine: SimMachine, container: Container) -> None: ...
+
+
 async def test_look_across_a_restart_of_the_engine_is_unclear_and_the_next_one_unproven(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     fate = Fate(1, calm=True)
     life = Life("node-1", fate)
-    machine = SimMachine(NodeId("node-1"), fate, tmp_path / "machine", 0, lambda machine, container: None)
+    machine = SimMachine(NodeId("node-1"), fate, tmp_path / "machine", 0, _Nobody())
     plan = make_plan("train@sha256:1", ("train",))
     machine.images.add(plan.image)
     async with open_journal(private(tmp_path / "state"), run_inline) as journal:
