@@ -26,6 +26,7 @@ REGRESSIONS = {
     5173: "a database slow by more than the start deadline crashed the presence of a starting gateway",
     149: "a stop that waited for its confirmation was told in prose, which no gateway takes, and cost the Node every session",
     500395: "a journal put back from before the stop of a member told its end as a success",
+    900359: "a full disk at the end of a log whose container was gone felled the member's driver",
     700829: "a journal put back counted up again to the revision that was known, with another story, and its hold stayed for ever",
     221: "a member stopped through a new journal after the old one, which had seen it run, was lost",
 }

@@ -38,21 +38,31 @@ class Capture:
         wait = RETRY_FIRST_SECONDS
         while not self.log.complete:
             try:
-                if await self._follow_once():
+                if await self._follow_to_its_end():
                     await self.log.finish()
                     return
                 wait = RETRY_FIRST_SECONDS  # it ended, most likely: copy what following has missed
                 continue
-            except EngineRefused as error:
-                if error.kind is Refusal.NO_CONTAINER:
-                    await self.log.finish()  # noqa: ASYNC120 - cancelled, the next capture finds it gone as well
-                    return
             except LogRotated:
                 wait = RETRY_FIRST_SECONDS  # the sooner, the less is lost to the next rotation
-            except (EngineDown, EngineUnclear, OSError):  # an engine restart, or a full disk: what is there stays, go on later
+            except (
+                EngineDown,
+                EngineUnclear,
+                EngineRefused,
+                OSError,
+            ):  # an engine restart, or a full disk: what is there stays, go on later
                 pass
             await trio.sleep(wait)
             wait = min(wait * 2, RETRY_MOST_SECONDS)
+
+    async def _follow_to_its_end(self) -> bool:
+        """As :meth:`_follow_once`; a container that is gone has nothing more to give."""
+        try:
+            return await self._follow_once()
+        except EngineRefused as error:
+            if error.kind is Refusal.NO_CONTAINER:
+                return True
+            raise
 
     async def _follow_once(self) -> bool:
         """Follow a running container until its stream ends; of an ended one copy the rest. True: all of it is there."""
