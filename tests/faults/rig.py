@@ -263,12 +263,15 @@ class Rig:
         return self.sql(sql).splitlines()
 
     def sql(self, text: str) -> str:
-        return self.system.postgres.sql(text, urlsplit(self.system.dsn).path.lstrip("/"))
+        return self.system.postgres.sql(text, self._database)
+
+    @property
+    def _database(self) -> str:
+        return urlsplit(self.system.dsn).path.lstrip("/")
 
     def reports_wait(self, job: str) -> AbstractContextManager[None]:
         """In the block what Nodes report of ``job`` is not stored; what is sent to them is sent."""
-        name = urlsplit(self.system.dsn).path.lstrip("/")
-        return self.system.postgres.held(f"SELECT FROM member WHERE id LIKE '{job}-%' FOR SHARE", name)
+        return self.system.postgres.held(f"SELECT FROM member WHERE id LIKE '{job}-%' FOR SHARE", self._database)
 
     def journal_phase(self, member: str) -> str | None:
         """The phase of ``member`` in the Node's journal; None when it has no record of it."""

@@ -45,13 +45,8 @@ class Capture:
                 continue
             except LogRotated:
                 wait = RETRY_FIRST_SECONDS  # the sooner, the less is lost to the next rotation
-            except (
-                EngineDown,
-                EngineUnclear,
-                EngineRefused,
-                OSError,
-            ):  # an engine restart, or a full disk: what is there stays, go on later
-                pass
+            except (EngineDown, EngineUnclear, EngineRefused, OSError):
+                pass  # an engine restart, or a full disk: what is there stays, go on later
             await trio.sleep(wait)
             wait = min(wait * 2, RETRY_MOST_SECONDS)
 
