@@ -135,8 +135,9 @@ class MemberDriver:
     async def _journal(self, outcome: Outcome, done: MemberAction, before: NodeMember) -> tuple[MemberAction, int]:
         """Apply the outcome; the next action and the revision it belongs to. An outcome that cannot be journalled is
         looked for again, never acted on from memory."""
+        place, looked_at = self.core.place(outcome.engine), before.revision if done is MemberAction.LOOK else None
         try:
-            record, action = await self.core.journal.advance(self.member, outcome.event, outcome.facts, self.core.place(outcome.engine))
+            record, action = await self.core.journal.advance(self.member, outcome.event, outcome.facts, place, looked_at=looked_at)
         except (OSError, sqlite3.Error) as error:
             log.error("cannot journal %s of %s: %s; trying again", outcome.event.value, self.member, error)
             self.core.outbox.report(self.member)  # it may have been journalled all the same (P-09)

@@ -151,9 +151,15 @@ class Journal:
         """Journal a command and its answer. None: it belongs to an older session and is ignored (P-06)."""
         return await self._write(lambda: self._do_accept(command, place, grants))
 
-    async def advance(self, member: MemberId, event: MemberEvent, facts: Facts, place: Place) -> tuple[NodeMember, MemberAction]:
-        """Apply an outcome to the record as it is now. KeyError when the record is gone; IllegalTransition."""
-        return await self._write(lambda: self._do_advance(member, event, facts, place))
+    async def advance(
+        self, member: MemberId, event: MemberEvent, facts: Facts, place: Place, *, looked_at: int | None = None
+    ) -> tuple[NodeMember, MemberAction]:
+        """Apply an outcome to the record as it is now. KeyError when the record is gone; IllegalTransition.
+
+        ``looked_at``: the outcome only tells what the runtime showed under that revision. It says nothing of a record that
+        a command has moved meanwhile, whose own next action is due then: KEEP, and nothing is written (P-03).
+        """
+        return await self._write(lambda: self._do_advance(member, event, facts, place, looked_at))
 
     def heeds(self, command: Command) -> bool:
         """Whether it may be obeyed: one of an older session is not, but for what is obeyed while commands are held."""
@@ -271,8 +277,12 @@ class Journal:
             plan = command.plan if command.kind is CommandKind.PREPARE else None
             self._store(decision.record.phase.value, decision.record, plan, decision.action)
 
-    def _do_advance(self, member: MemberId, event: MemberEvent, facts: Facts, place: Place) -> tuple[NodeMember, MemberAction]:
+    def _do_advance(
+        self, member: MemberId, event: MemberEvent, facts: Facts, place: Place, looked_at: int | None
+    ) -> tuple[NodeMember, MemberAction]:
         record = self._records[member]
+        if looked_at not in (None, record.revision):
+            return record, MemberAction.KEEP
         if event in LOOKS:
             self._unseen.discard(member)
         changed, action = advance(record, event, facts, place)
