@@ -13,6 +13,8 @@ from tests.support.engine import PlayEngine
 from tuneplane.domain.member_table import NodePhase
 from tuneplane.domain.node_ports import ContainerState
 
+ON_THE_WAY = (NodePhase.PREPARED, NodePhase.CREATING, NodePhase.STARTING)
+
 
 @define(eq=False)
 class SlowToTell(PlayEngine):
@@ -45,6 +47,6 @@ async def test_commit_during_the_look_of_a_daemon_that_starts_is_carried_out(tmp
     engine.meanwhile = journal_commit
     async with open_node_on(tmp_path / "state", engine) as node:
         opened.set()
-        record = await node.until(plan.member, lambda record: record.phase not in (NodePhase.PREPARED, NodePhase.CREATING, NodePhase.STARTING))
+        record = await node.until(plan.member, lambda record: record.phase not in ON_THE_WAY)
         assert (record.phase, record.reason_code) == (NodePhase.RUNNING, "")
         assert [each.spec.name for each in engine.containers.values()] == [f"tuneplane-{plan.member}"]
