@@ -7,6 +7,7 @@ from typing import Union
 
 from attrs import frozen
 
+from .cards import choose_cards
 from .errors import Reason
 from .fleets import Capability, Fleet, FleetState, Node, readiness
 from .jobs import Allocation
@@ -94,9 +95,11 @@ def place(spec: JobSpec, fleet: Fleet, nodes: list[Node], now: datetime, seed: s
 
 def _allocate(spec: JobSpec, node: Node, rank: int, seed: str) -> Allocation:
     ports = lease_ports(node, ports_needed(spec, rank), seed)
+    cards = choose_cards(node, spec.pool.gpus_per_node)
     assert ports is not None  # place() keeps only Nodes with ports for any rank
+    assert cards is not None  # and with cards enough
     address = address_of(node, _interface(spec)) if spec.pool.nodes > 1 else LOOPBACK
-    return Allocation(node=node.id, rank=rank, gpu_uuids=node.free_gpu_uuids[: spec.pool.gpus_per_node], ports=ports, address=address)
+    return Allocation(node=node.id, rank=rank, gpu_uuids=cards, ports=ports, address=address)
 
 
 def _interface(spec: JobSpec) -> str | None:
