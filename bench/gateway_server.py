@@ -21,8 +21,9 @@ from tuneplane.actors import SupervisorSpec, open_system
 from tuneplane.bridge.loop import open_bridge
 from tuneplane.control.gateway import gateway_root
 from tuneplane.control.relay import WhereAreYou
-from tuneplane.domain.fleets import Capability, Delivery, Fleet, FleetKind, Inventory
+from tuneplane.domain.fleets import Capability, Delivery, Fleet, FleetKind
 from tuneplane.domain.ids import FleetId, GatewayId, NodeId, TokenId, UserName
+from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.jobs import JoinRequest, JoinToken
 from tuneplane.domain.ports import Storage
 from tuneplane.domain.secrets import secret_hash

@@ -16,8 +16,8 @@ import trio
 from tests.support.engine import PlayContainer, PlayEngine, PlayNetwork
 from tuneplane.actors import SupervisorSpec, open_system
 from tuneplane.bridge.loop import open_bridge
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.ids import NodeId
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.node_member import Grants
 from tuneplane.domain.node_ports import Cards, Life
 from tuneplane.domain.timings import PRODUCTION

@@ -20,12 +20,12 @@ from tests.contract.sequential import Act, TwinModel, at_once, said, skipping
 from tests.contract.storage_world import GATEWAY, START, USER, World, a_member, an_inventory
 from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.faultpoint import AnswerLost, install_fault_hook
-from tuneplane.domain.fleets import NodeState
 from tuneplane.domain.frames import CommandKind, Observation
 from tuneplane.domain.ids import JobId, MemberId, NodeId, WorkerId, attempt_id, member_id, operation_id
 from tuneplane.domain.jobs import Claim
 from tuneplane.domain.launch_table import ATTEMPT_TABLE, AttemptEvent, AttemptState, LaunchView, MemberPhase
 from tuneplane.domain.node_member import PROGRESS_TICKS
+from tuneplane.domain.nodes import NodeState
 from tuneplane.domain.ports import Storage
 from tuneplane.domain.verdict import decide
 

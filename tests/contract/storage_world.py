@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 
 from tests.sim.twin import Twin
 from tuneplane.bridge.loop import open_bridge
-from tuneplane.domain.fleets import Budgets, Capability, Delivery, Fleet, FleetKind, Gpu, Inventory, Node
+from tuneplane.domain.fleets import Capability, Delivery, Fleet, FleetKind
 from tuneplane.domain.frames import Hello, Observation
 from tuneplane.domain.ids import (
     FleetId,
@@ -30,9 +30,11 @@ from tuneplane.domain.ids import (
     attempt_id,
     member_id,
 )
+from tuneplane.domain.inventory import Budgets, Gpu, Inventory
 from tuneplane.domain.jobs import Claim, JoinRequest, JoinToken, NodeIdentity, OutgoingCommand, PlacedMember, SessionOpened
 from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, RuntimeRef, WorkKind
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, LaunchView, MemberPhase
+from tuneplane.domain.nodes import Node
 from tuneplane.domain.ports import Storage
 from tuneplane.domain.verdict import decide
 from tuneplane.storage import open_storage

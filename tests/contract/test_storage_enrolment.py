@@ -7,8 +7,10 @@ import trio
 
 from tests.contract.storage_world import FLEET, OpenWorld, World, an_inventory
 from tuneplane.domain.errors import NotFound, Refused
-from tuneplane.domain.fleets import Budgets, FleetKind, Node
+from tuneplane.domain.fleets import FleetKind
 from tuneplane.domain.ids import FleetId, NodeId, TokenId
+from tuneplane.domain.inventory import Budgets
+from tuneplane.domain.nodes import Node
 
 
 async def refused(world: World, **changes: object) -> str:

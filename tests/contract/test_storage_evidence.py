@@ -6,9 +6,9 @@ import pytest
 
 from tests.contract.storage_world import GATEWAY, USER, OpenWorld, World, an_inventory
 from tuneplane.domain.errors import Fenced, NotFound, Refused
-from tuneplane.domain.fleets import EpochHold, Stranger
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import JobId, MemberId, NodeId
+from tuneplane.domain.inventory import EpochHold, Stranger
 from tuneplane.domain.jobs import MemberRecord
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, MemberPhase
 from tuneplane.domain.node_member import PROGRESS_TICKS as T

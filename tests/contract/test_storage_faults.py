@@ -14,11 +14,12 @@ import pytest
 from tests.contract.storage_world import FLEET, GATEWAY, USER, WORKER, OpenWorld, World, a_fleet, an_inventory, audit_lines
 from tuneplane.domain.errors import Refused, StorageUnavailable, TuneplaneError
 from tuneplane.domain.faultpoint import FAULT_POINTS, AnswerLost, install_fault_hook
-from tuneplane.domain.fleets import EpochHold, NodeState, Stranger
 from tuneplane.domain.ids import FleetId, GatewayId, JobId, MemberId, NodeId, TokenId, UserName
+from tuneplane.domain.inventory import EpochHold, Stranger
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, JoinToken
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, MemberPhase
 from tuneplane.domain.node_member import PROGRESS_TICKS
+from tuneplane.domain.nodes import NodeState
 
 N1 = NodeId("n1")
 MEMBER = MemberId("job-a-1-0")

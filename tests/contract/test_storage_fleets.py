@@ -7,9 +7,10 @@ from attrs import evolve
 
 from tests.contract.storage_world import FLEET, USER, OpenWorld, a_fleet
 from tuneplane.domain.errors import NotFound, Refused
-from tuneplane.domain.fleets import Capability, FleetState, NodeState, Visibility
+from tuneplane.domain.fleets import Capability, FleetState, Visibility
 from tuneplane.domain.ids import NodeId
 from tuneplane.domain.jobs import Page
+from tuneplane.domain.nodes import NodeState
 
 
 async def test_create_fleet_keeps_every_field(open_world: OpenWorld) -> None:

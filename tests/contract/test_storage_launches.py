@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.contract.storage_world import FLEET, GATEWAY, USER, WORKER, OpenWorld, World, a_member
-from tuneplane.domain.fleets import FleetState, NodeState
+from tuneplane.domain.fleets import FleetState
 from tuneplane.domain.frames import CommandKind, Progress
 from tuneplane.domain.ids import AttemptId, JobId, MemberId, NodeId, WorkerId
 from tuneplane.domain.jobs import Claim, Job, MemberRecord
@@ -22,6 +22,7 @@ from tuneplane.domain.launch_table import (
     MemberPhase,
     step,
 )
+from tuneplane.domain.nodes import NodeState
 from tuneplane.domain.verdict import cause_of
 
 N1 = NodeId("n1")

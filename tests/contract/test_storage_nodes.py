@@ -9,11 +9,13 @@ from attrs import evolve
 
 from tests.contract.storage_world import FLEET, GATEWAY, USER, OpenWorld, World, a_fleet, an_inventory
 from tuneplane.domain.errors import Fenced, NotFound, Refused
-from tuneplane.domain.fleets import Budgets, Delivery, Node, NodeState
+from tuneplane.domain.fleets import Delivery
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import GatewayId, MemberId, NodeId
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.jobs import Page
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, MemberPhase
+from tuneplane.domain.nodes import Node, NodeState
 
 N1 = NodeId("n1")
 

@@ -11,12 +11,12 @@ import trio
 from tests.contract.storage_world import FLEET, GATEWAY, USER, OpenWorld, World, a_member, a_spec
 from tuneplane.control.plans import plan_attempt
 from tuneplane.domain.errors import Fenced, IllegalTransition, Refused
-from tuneplane.domain.fleets import NodeState
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import JobId, MemberId, NodeId, UserName, WorkerId, attempt_id
 from tuneplane.domain.jobs import EncryptedIdentity
 from tuneplane.domain.jobspec import Pool, Resources
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, JobState, MemberPhase
+from tuneplane.domain.nodes import NodeState
 from tuneplane.domain.placement import MustWait, place
 
 N1 = NodeId("n1")

@@ -11,8 +11,8 @@ from attrs import frozen
 from tests.control.plane import FLEET, Gateway, Plane
 from tests.support.engine import PlayEngine, PlayNetwork
 from tuneplane.actors import SupervisorSpec, open_system
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.ids import JobId, MemberId, NodeId, attempt_id, member_id
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.node_member import Grants
 from tuneplane.domain.node_ports import Cards
 from tuneplane.nodeside.config import NodeConfig

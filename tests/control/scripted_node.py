@@ -14,7 +14,6 @@ import trio
 from attrs import define, evolve, field
 
 from tuneplane.domain import codec
-from tuneplane.domain.fleets import Budgets, Inventory
 from tuneplane.domain.frames import (
     LOG_CHUNK_BYTES,
     Command,
@@ -30,6 +29,7 @@ from tuneplane.domain.frames import (
     ReconcileDone,
 )
 from tuneplane.domain.ids import FleetId, JournalId, MemberId, NodeId
+from tuneplane.domain.inventory import Budgets, Inventory
 from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase
 from tuneplane.domain.node_member import PROGRESS_TICKS
 from tuneplane.domain.timings import Timings

@@ -13,9 +13,9 @@ from tests.control.plane import ADA, FLEET, Plane, now, open_plane
 from tests.control.scripted_node import inventory
 from tuneplane.control.allocator import MAX_REASONS, _shorten
 from tuneplane.domain.errors import Reason
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import JobId, MemberId
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.launch_table import JobState
 from tuneplane.domain.plan import read_plan
 

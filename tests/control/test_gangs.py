@@ -12,11 +12,11 @@ from attrs import evolve
 
 from tests.control.plane import TIMINGS, Plane, now, open_plane
 from tests.control.scripted_node import ScriptedNode
-from tuneplane.domain.fleets import NodeState
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import JobId, MemberId, attempt_id, member_id
 from tuneplane.domain.jobs import Job
 from tuneplane.domain.launch_table import JobState, MemberPhase
+from tuneplane.domain.nodes import NodeState
 from tuneplane.domain.plan import MemberPlan, read_plan
 from tuneplane.domain.timings import Timings
 

@@ -12,10 +12,11 @@ import trio
 from tests.control.failing_storage import BrokenStorage, CutStorage, LosingStorage, SlowlyLosingStorage, cut
 from tests.control.plane import ADA, TIMINGS, Gateway, Plane, now, open_plane
 from tests.control.scripted_node import ScriptedNode, inventory
-from tuneplane.domain.fleets import EpochHold, Node
 from tuneplane.domain.frames import CommandKind, Observation, ReconcileDone
 from tuneplane.domain.ids import MemberId
+from tuneplane.domain.inventory import EpochHold
 from tuneplane.domain.launch_table import JobState, MemberPhase
+from tuneplane.domain.nodes import Node
 from tuneplane.wire.link import NodeLink
 
 pytestmark = [pytest.mark.postgres, pytest.mark.seconds(60)]

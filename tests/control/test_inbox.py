@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tuneplane.control import inbox as inbox_module
 from tuneplane.control.inbox import Inbox
-from tuneplane.domain.fleets import Inventory
 from tuneplane.domain.frames import CommandAnswer, InventoryReport, Observation, ReconcileDone
 from tuneplane.domain.ids import MemberId, OperationId
+from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.launch_table import MemberPhase
 
 

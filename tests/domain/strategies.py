@@ -6,25 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
-from tuneplane.domain.fleets import (
-    Budgets,
-    Capability,
-    Capacity,
-    Connection,
-    Cordon,
-    Delivery,
-    Fleet,
-    FleetKind,
-    FleetState,
-    Gpu,
-    Interface,
-    Inventory,
-    Node,
-    NodeState,
-)
+from tuneplane.domain.fleets import Capability, Delivery, Fleet, FleetKind, FleetState
 from tuneplane.domain.ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, TraceId
+from tuneplane.domain.inventory import Budgets, Gpu, Interface, Inventory
 from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Network, Orchestrator, Pool, Resources, RuntimeRef, WorkKind
 from tuneplane.domain.launch_table import AttemptState, LaunchView, MemberPhase, MemberView
+from tuneplane.domain.nodes import Capacity, Connection, Cordon, Node, NodeState
 
 EPOCH = datetime(2026, 11, 30, 12, 0, 0, tzinfo=UTC)
 SECONDS = st.floats(min_value=-2000, max_value=2000, allow_nan=False)

@@ -8,7 +8,8 @@ import pytest
 
 from tuneplane.domain import codec
 from tuneplane.domain.errors import InvalidInput
-from tuneplane.domain.fleets import FleetKind, Gpu, Inventory
+from tuneplane.domain.fleets import FleetKind
+from tuneplane.domain.inventory import Gpu, Inventory
 from tuneplane.domain.jobs import JoinRequest
 from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Pool, RuntimeRef, WorkKind
 

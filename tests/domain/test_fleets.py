@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from tests.domain.strategies import EPOCH, fleets, nodes
 from tuneplane.domain.errors import InvalidInput
-from tuneplane.domain.fleets import DEFAULT_DELIVERY, Delivery, Fleet, FleetKind, Node, NodeState, check_slug, config_warnings, readiness
+from tuneplane.domain.fleets import DEFAULT_DELIVERY, Delivery, Fleet, FleetKind, check_slug, config_warnings
 from tuneplane.domain.ids import SLUG, AttemptId, JobId, attempt_id, container_name, member_id, operation_id, spell_id
+from tuneplane.domain.liveness import readiness
+from tuneplane.domain.nodes import Node, NodeState
 from tuneplane.domain.timings import PRODUCTION
 
 

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.domain.strategies import EPOCH
-from tuneplane.domain.fleets import Budgets, Connection, Inventory, Node, NodeState
 from tuneplane.domain.ids import FleetId, NodeId
+from tuneplane.domain.inventory import Budgets, Inventory
 from tuneplane.domain.leases import can_lease, lease_ports
+from tuneplane.domain.nodes import Connection, Node, NodeState
 
 FIRST, LAST = 20000, 20039
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuneplane.domain.errors import IllegalTransition
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.frames import Command, CommandKind
 from tuneplane.domain.ids import AttemptId, FleetId, JobId, MemberId, NodeId, OperationId, TraceId
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.launch_table import MEMBER_TABLE, MemberPhase
 from tuneplane.domain.member_table import (
     ENDED,

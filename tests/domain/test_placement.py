@@ -10,23 +10,9 @@ from hypothesis import strategies as st
 
 from tests.domain.strategies import EPOCH, fleets, job_specs, node_lists
 from tuneplane.domain.addresses import is_numeric
-from tuneplane.domain.fleets import (
-    Budgets,
-    Capability,
-    Capacity,
-    Connection,
-    Delivery,
-    Fleet,
-    FleetKind,
-    FleetState,
-    Interface,
-    Inventory,
-    Node,
-    NodeState,
-    Stranger,
-    readiness,
-)
+from tuneplane.domain.fleets import Capability, Delivery, Fleet, FleetKind, FleetState
 from tuneplane.domain.ids import FleetId, NodeId
+from tuneplane.domain.inventory import Budgets, Interface, Inventory, Stranger
 from tuneplane.domain.jobs import Allocation
 from tuneplane.domain.jobspec import (
     JobBody,
@@ -42,6 +28,8 @@ from tuneplane.domain.jobspec import (
     memory_bytes,
 )
 from tuneplane.domain.leases import ports_needed
+from tuneplane.domain.liveness import readiness
+from tuneplane.domain.nodes import Capacity, Connection, Node, NodeState
 from tuneplane.domain.placement import MustWait, Placed, admission_reasons, place
 
 

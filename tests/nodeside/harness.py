@@ -12,9 +12,9 @@ from attrs import define, field
 
 from tests.support.engine import PlayNetwork
 from tests.support.podman import Podman
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
 from tuneplane.domain.ids import AttemptId, FleetId, JobId, MemberId, NodeId, OperationId, TraceId, container_name
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.member_table import NodePhase
 from tuneplane.domain.node_member import Grants, NodeMember
 from tuneplane.domain.node_ports import Engine, Machine, Network

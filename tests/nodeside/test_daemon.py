@@ -18,7 +18,6 @@ from tests.support.sessions import Certificates, ScriptedDoor, make_certificates
 from tuneplane.actors import System, open_system
 from tuneplane.bridge.loop import open_bridge
 from tuneplane.domain.errors import NotFound, Refused
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.frames import (
     Command,
     CommandAnswer,
@@ -31,6 +30,7 @@ from tuneplane.domain.frames import (
     ReconcileDone,
 )
 from tuneplane.domain.ids import FleetId, MemberId, NodeId
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.launch_table import MemberPhase
 from tuneplane.domain.node_ports import Cards
 from tuneplane.domain.plan import MemberPlan

@@ -11,7 +11,7 @@ import pytest
 
 from tests.nodeside.harness import containers_of, make_plan, open_node, prepare, run_to_end
 from tests.support.podman import Podman
-from tuneplane.domain.fleets import Budgets
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.member_table import HOLDING, NodePhase
 from tuneplane.domain.plan import MemberPlan
 

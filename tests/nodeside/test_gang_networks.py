@@ -21,12 +21,14 @@ from tests.nodeside.harness import TestNode, commit, open_node, prepare
 from tests.support.meeting import MEET
 from tests.support.podman import Podman, open_podman
 from tuneplane.control.plans import plan_attempt
-from tuneplane.domain.fleets import Budgets, Capability, Capacity, Connection, Delivery, Fleet, FleetKind, Inventory, Node, NodeState
+from tuneplane.domain.fleets import Capability, Delivery, Fleet, FleetKind
 from tuneplane.domain.ids import FleetId, JobId, NodeId, TraceId, UserName
+from tuneplane.domain.inventory import Budgets, Inventory
 from tuneplane.domain.jobs import Job
 from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Network, Pool, Resources, RuntimeRef, WorkKind
 from tuneplane.domain.launch_table import JobState
 from tuneplane.domain.member_table import NodePhase
+from tuneplane.domain.nodes import Capacity, Connection, Node, NodeState
 from tuneplane.domain.placement import MustWait, Placed, place
 from tuneplane.domain.plan import MemberPlan, read_plan
 from tuneplane.nodeside.address import Reach, route_address

@@ -10,8 +10,8 @@ from attrs import define, evolve
 from tests.nodeside.harness import open_node_on
 from tests.support.engine import PlayEngine
 from tuneplane.actors import ChildSpec, SupervisorSpec, open_system
-from tuneplane.domain.fleets import Budgets, Inventory
 from tuneplane.domain.frames import InventoryReport
+from tuneplane.domain.inventory import Budgets, Inventory
 from tuneplane.domain.node_member import LABEL_CARDS, LABEL_CPU, LABEL_MEMBER, LABEL_MEMORY, LABEL_NODE
 from tuneplane.domain.node_ports import Cards, ContainerSpec, ContainerState, EngineUnclear
 from tuneplane.domain.timings import Timings

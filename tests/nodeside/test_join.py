@@ -18,8 +18,8 @@ from attrs import define, evolve, field
 
 from tests.nodeside.harness import private
 from tuneplane.domain.errors import InvalidInput
-from tuneplane.domain.fleets import Inventory
 from tuneplane.domain.ids import FleetId
+from tuneplane.domain.inventory import Inventory
 from tuneplane.nodeside.identity import load_identity
 from tuneplane.nodeside.join import JoinFailed, JoinOrder, clock_warning, join_fleet
 

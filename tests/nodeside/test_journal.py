@@ -13,9 +13,9 @@ from attrs import evolve
 from tests.nodeside.harness import commit, forget, make_plan, prepare, stop
 from tuneplane.domain import codec
 from tuneplane.domain.faultpoint import AnswerLost, install_fault_hook
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.frames import Command, CommandKind
 from tuneplane.domain.ids import MemberId, NodeId, OperationId
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.member_table import MemberAction, MemberEvent, NodePhase
 from tuneplane.domain.node_member import NOTHING_FOUND, PROGRESS_TICKS, Facts, Grants, Place
 from tuneplane.domain.plan import plan_bytes

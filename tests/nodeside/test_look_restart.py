@@ -12,8 +12,8 @@ from tests.nodeside.harness import make_plan, private
 from tests.sim.engine import SimEngine
 from tests.sim.fate import Fate, Life
 from tests.sim.machine import UNWITNESSED, Container, SimClocks, SimMachine, SimNetwork
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.ids import FleetId, NodeId
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.member_table import MemberEvent, NodePhase
 from tuneplane.domain.node_member import Grants, NodeMember
 from tuneplane.domain.node_ports import ContainerSpec, ContainerState, EngineUnclear

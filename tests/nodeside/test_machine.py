@@ -15,8 +15,8 @@ import trio
 from attrs import Factory, evolve, frozen
 
 from tuneplane.domain.errors import InvalidInput, Refused
-from tuneplane.domain.fleets import Budgets, Gpu, Interface
 from tuneplane.domain.frames import InventoryReport
+from tuneplane.domain.inventory import Budgets, Gpu, Interface
 from tuneplane.domain.node_ports import Cards, EngineDown, EngineInfo, NetworkHidden
 from tuneplane.domain.timings import Timings
 from tuneplane.nodeside import storage_probe

@@ -22,8 +22,8 @@ from tests.nodeside.harness import (
 )
 from tests.support.podman import Podman
 from tests.support.registry import Registry
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.ids import container_name
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.member_table import NodePhase
 from tuneplane.domain.node_member import LABEL_FENCE, LABEL_MEMBER, LABEL_NODE
 from tuneplane.domain.plan import plan_bytes

@@ -18,7 +18,7 @@ from attrs import define, frozen
 
 from tests.nodeside.harness import make_plan
 from tests.support.engine import PlayNetwork
-from tuneplane.domain.fleets import Interface
+from tuneplane.domain.inventory import Interface
 from tuneplane.domain.node_ports import EngineDown, NetworkHidden
 from tuneplane.nodeside.address import Reach, route_address
 from tuneplane.nodeside.network import LinuxNetwork, run_in_namespace

@@ -27,8 +27,8 @@ from tests.nodeside.harness import (
     stop,
 )
 from tests.support.podman import Podman
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.ids import MemberId, OperationId, container_name
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.member_table import ENDED, NodePhase
 from tuneplane.domain.node_member import LABEL_FENCE, LABEL_MEMBER
 from tuneplane.domain.plan import MemberPlan

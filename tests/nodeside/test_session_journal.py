@@ -11,9 +11,9 @@ from tests.support.sessions import FAST, FLEET, ScriptedDoor, open_gateway
 from tuneplane.actors import ChildSpec, SupervisorSpec, open_system
 from tuneplane.bridge.loop import open_bridge
 from tuneplane.domain.faultpoint import install_fault_hook
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.frames import ReconcileDone
 from tuneplane.domain.ids import NodeId
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.node_member import Grants
 from tuneplane.domain.node_ports import Engine, Network
 from tuneplane.nodeside.board import Board

@@ -18,8 +18,8 @@ from tests.support.process import free_port
 from tests.support.sessions import FLEET, hello, make_certificates
 from tuneplane.actors import ChildSpec, SupervisorSpec, open_system
 from tuneplane.bridge.loop import open_bridge
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.ids import NodeId
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.node_member import Grants
 from tuneplane.domain.node_ports import Engine, Network
 from tuneplane.domain.timings import PRODUCTION

@@ -15,8 +15,8 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
-from tuneplane.domain.fleets import Interface
 from tuneplane.domain.ids import MemberId, NodeId
+from tuneplane.domain.inventory import Interface
 from tuneplane.domain.node_member import LABEL_FENCE, LABEL_MEMBER
 from tuneplane.domain.node_ports import ContainerSpec, ContainerState, EngineRefused, Refusal
 from tuneplane.domain.node_ports import Life as ContainerLife

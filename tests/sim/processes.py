@@ -18,8 +18,8 @@ from tuneplane.actors import SupervisorSpec, SystemFailed, open_system
 from tuneplane.control.gateway import gateway_root
 from tuneplane.control.worker import worker_root
 from tuneplane.domain.faultpoint import AnswerLost
-from tuneplane.domain.fleets import Budgets, Gpu
 from tuneplane.domain.ids import FleetId, GatewayId, WorkerId
+from tuneplane.domain.inventory import Budgets, Gpu
 from tuneplane.domain.jobs import Claim
 from tuneplane.domain.launch_table import AttemptAction, AttemptState, Cause, LaunchView, Verdict
 from tuneplane.domain.node_member import Grants

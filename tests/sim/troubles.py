@@ -10,8 +10,8 @@ import trio
 from attrs import define, field
 
 from tuneplane.domain.errors import Refused
-from tuneplane.domain.fleets import NodeState
 from tuneplane.domain.ids import NodeId, UserName
+from tuneplane.domain.nodes import NodeState
 
 from .clock import sleep
 from .fate import Fate, true_now

@@ -17,9 +17,11 @@ from attrs import define, evolve, field, frozen
 import tuneplane.nodeside.storage_probe
 from tuneplane.actors import CleanUpOverdue
 from tuneplane.domain.faultpoint import install_fault_hook
-from tuneplane.domain.fleets import Budgets, Capability, Delivery, Fleet, FleetKind, Inventory, NodeState
+from tuneplane.domain.fleets import Capability, Delivery, Fleet, FleetKind
 from tuneplane.domain.ids import NodeId, TokenId
+from tuneplane.domain.inventory import Budgets, Inventory
 from tuneplane.domain.jobs import JoinRequest, JoinToken
+from tuneplane.domain.nodes import NodeState
 from tuneplane.domain.secrets import secret_hash
 from tuneplane.domain.timings import Timings
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import trio
 from attrs import define, field
 
-from tuneplane.domain.fleets import Interface
 from tuneplane.domain.ids import MemberId, container_name
+from tuneplane.domain.inventory import Interface
 from tuneplane.domain.node_ports import (
     ContainerSpec,
     ContainerState,

@@ -11,8 +11,8 @@ import trio
 
 from tests.web.support import now, open_server
 from tests.web.world import connect_node, join_body, join_node, make_fleet, ready_node
-from tuneplane.domain.fleets import EpochHold, Gpu, Interface, Stranger
 from tuneplane.domain.ids import FleetId, NodeId
+from tuneplane.domain.inventory import EpochHold, Gpu, Interface, Stranger
 from tuneplane.domain.secrets import secret_hash
 
 pytestmark = pytest.mark.postgres

@@ -16,8 +16,8 @@ from tests.web.support import PASSWORD, Running, job_spec, make_app, now, open_s
 from tests.web.world import INVENTORY, connect_node, drive, join_body, look, place_job
 from tuneplane import __version__
 from tuneplane.domain import codec
-from tuneplane.domain.fleets import EpochHold, Stranger
 from tuneplane.domain.ids import FleetId, JobId, NodeId
+from tuneplane.domain.inventory import EpochHold, Stranger
 from tuneplane.domain.launch_table import MemberPhase
 from tuneplane.web import openapi
 from tuneplane.web.routes import API_ROUTES, ROUTES

@@ -9,7 +9,7 @@ from rich.console import Console
 from tests.web.support import make_app, open_server, open_site
 from tests.web.world import INVENTORY, connect_node, make_fleet, ready_node
 from tuneplane.app.tables import nodes_table
-from tuneplane.domain.fleets import Stranger
+from tuneplane.domain.inventory import Stranger
 
 pytestmark = pytest.mark.postgres
 STRANGER = Stranger(container="c" * 64, name="<script>alert(1)</script>", member="job-x-1-0", gpu_uuids=(), cpu_millis=1, memory_bytes=1)

@@ -9,9 +9,9 @@ from typing import Any
 from attrs import evolve
 
 from tuneplane.domain import codec
-from tuneplane.domain.fleets import Budgets, Inventory
 from tuneplane.domain.frames import Hello, Observation
 from tuneplane.domain.ids import FleetId, GatewayId, JobId, JournalId, MemberId, NodeId, WorkerId, attempt_id, member_id
+from tuneplane.domain.inventory import Budgets, Inventory
 from tuneplane.domain.jobs import JoinRequest, NodeIdentity, PlacedMember
 from tuneplane.domain.jobspec import cpu_millis, memory_bytes
 from tuneplane.domain.launch_table import MemberPhase, observe

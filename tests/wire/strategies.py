@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from tuneplane.domain.fleets import Budgets, EpochHold, Gpu, Interface, Inventory, Stranger
 from tuneplane.domain.frames import (
     Command,
     CommandAnswer,
@@ -28,6 +27,7 @@ from tuneplane.domain.frames import (
     ReconcileDone,
     Welcome,
 )
+from tuneplane.domain.inventory import Budgets, EpochHold, Gpu, Interface, Inventory, Stranger
 from tuneplane.domain.launch_table import MemberPhase
 
 counts = st.integers(0, 2**63 - 1)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.sessions import hello, now, observation, stop_command
-from tuneplane.domain.fleets import Stranger
 from tuneplane.domain.frames import LOG_CHUNK_BYTES, CommandAnswer, GatewayFrame, InventoryReport, LogChunk, LogPiece, LogQuery, NodeFrame
 from tuneplane.domain.ids import OperationId
+from tuneplane.domain.inventory import Stranger
 from tuneplane.wire import fields
 from tuneplane.wire.fields import FrameError
 from tuneplane.wire.gateway_codec import decode_gateway_frame, encode_gateway_frame
@@ -169,8 +169,8 @@ def test_budgets_not_declared_and_declared_empty_are_told_apart() -> None:
 
 
 def _report(indexes: tuple[int, ...] | None) -> Any:
-    from tuneplane.domain.fleets import Budgets, Inventory
     from tuneplane.domain.frames import InventoryReport
+    from tuneplane.domain.inventory import Budgets, Inventory
 
     inventory = Inventory(hostname="h", node_version="0", cpu_count=1, memory_bytes=1, budgets=Budgets(gpu_indexes=indexes))
     return InventoryReport(inventory=inventory, digest="")

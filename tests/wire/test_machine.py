@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.sessions import hello, now, observation, stop_command
-from tuneplane.domain.fleets import Inventory
 from tuneplane.domain.frames import (
     LOG_CREDIT_BYTES,
     Command,
@@ -30,6 +29,7 @@ from tuneplane.domain.frames import (
     Welcome,
 )
 from tuneplane.domain.ids import GatewayId, MemberId, OperationId
+from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.session_table import SESSION_TABLE, Role, SessionState, step_session
 from tuneplane.wire.machine import LocalProtocolError, RemoteProtocolError, SessionMachine
 

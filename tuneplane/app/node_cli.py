@@ -20,8 +20,8 @@ from attrs import evolve
 from tuneplane import __version__
 from tuneplane.bridge.loop import open_bridge
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused, TuneplaneError
-from tuneplane.domain.fleets import Budgets
 from tuneplane.domain.ids import FleetId
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.jobspec import GB
 from tuneplane.nodeside.config import NodeConfig, prepare_state_dir
 from tuneplane.nodeside.daemon import look_at_machine, open_node

@@ -14,10 +14,11 @@ from attrs import define, field
 
 from tuneplane.actors import Actor, Context, MailboxSpec, on_signal
 from tuneplane.domain.errors import Reason, StorageUnavailable
-from tuneplane.domain.fleets import Fleet, Node
+from tuneplane.domain.fleets import Fleet
 from tuneplane.domain.ids import FleetId, attempt_id
 from tuneplane.domain.jobs import Job
 from tuneplane.domain.jobspec import Orchestrator, Resources
+from tuneplane.domain.nodes import Node
 from tuneplane.domain.placement import MustWait, Placed, place
 from tuneplane.domain.plan import MAX_PLAN_BYTES
 from tuneplane.domain.ports import Storage, Topic

@@ -8,11 +8,12 @@ import trio
 from attrs import field, frozen
 
 from tuneplane.domain.errors import InvalidInput, NotFound, Reason, Refused
-from tuneplane.domain.fleets import Fleet, FleetKind, Node
+from tuneplane.domain.fleets import Fleet, FleetKind
 from tuneplane.domain.ids import FleetId, JobId, NodeId, TraceId
 from tuneplane.domain.jobs import Job, Page, TimelineEvent, User
 from tuneplane.domain.jobspec import JobSpec, check_job_spec, check_node_fleet_shape, check_supported
 from tuneplane.domain.launch_table import JobState
+from tuneplane.domain.nodes import Node
 from tuneplane.domain.placement import Placed, admission_reasons, place
 
 from .api_base import Base

@@ -11,26 +11,13 @@ from attrs import asdict, evolve, field, frozen
 from tuneplane.domain import codec
 from tuneplane.domain.addresses import is_numeric
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused
-from tuneplane.domain.fleets import (
-    Budgets,
-    Capacity,
-    Connection,
-    Cordon,
-    Delivery,
-    EpochHold,
-    Fleet,
-    Gpu,
-    Interface,
-    Inventory,
-    Node,
-    NodeState,
-    Readiness,
-    Stranger,
-    readiness,
-)
+from tuneplane.domain.fleets import Delivery, Fleet
 from tuneplane.domain.frames import WIRE_PROTOCOL
 from tuneplane.domain.ids import SLUG, FleetId, MemberId, NodeId, UserName
+from tuneplane.domain.inventory import Budgets, EpochHold, Gpu, Interface, Inventory, Stranger
 from tuneplane.domain.jobs import JoinRequest, Page, User
+from tuneplane.domain.liveness import Readiness, readiness
+from tuneplane.domain.nodes import Capacity, Connection, Cordon, Node, NodeState
 from tuneplane.domain.secrets import SECRET_ENTROPY_BYTES, SecretKind, secret_hash, spell_secret
 from tuneplane.domain.text import plain, plain_tree
 

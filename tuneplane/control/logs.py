@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from attrs import frozen
 
 from tuneplane.domain.errors import Refused
-from tuneplane.domain.fleets import Node
 from tuneplane.domain.frames import LogPiece, LogQuery
 from tuneplane.domain.ids import NodeId
+from tuneplane.domain.nodes import Node
 from tuneplane.domain.ports import Storage
 from tuneplane.wire.relay import read_relay
 

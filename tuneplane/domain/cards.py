@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .fleets import Node
+from .nodes import Node
 
 
 def choose_cards(node: Node, count: int) -> tuple[str, ...] | None:

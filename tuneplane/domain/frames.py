@@ -11,8 +11,8 @@ from typing import Union
 
 from attrs import frozen
 
-from .fleets import Inventory
 from .ids import FleetId, GatewayId, JournalId, MemberId, NodeId, OperationId, TraceId
+from .inventory import Inventory
 from .launch_table import MemberPhase
 
 WIRE_PROTOCOL = 1

@@ -8,9 +8,9 @@ from datetime import datetime
 from attrs import evolve, frozen
 
 from .errors import Reason
-from .fleets import Inventory
 from .frames import Command, Progress
 from .ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, TokenId, TraceId, UserName, WorkerId
+from .inventory import Inventory
 from .jobspec import JobSpec
 from .launch_table import ENDED_PHASES, AttemptState, JobState, MemberPhase
 from .plan import LOOPBACK, sight

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from hashlib import sha256
 from itertools import chain
 
-from .fleets import Budgets, Node
+from .inventory import Budgets
 from .jobspec import JobSpec, Orchestrator, cpu_millis
+from .nodes import Node
 from .ray import ray_ports
 
 SINGLES = 128  # single ports are taken from the top of the range, so that they do not cut up the blocks at its bottom

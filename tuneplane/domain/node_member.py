@@ -9,9 +9,9 @@ from datetime import datetime
 from attrs import evolve, frozen
 
 from .errors import InvalidInput
-from .fleets import Budgets
 from .frames import Command, CommandAnswer, CommandKind, Observation, Progress
 from .ids import MemberId, NodeId, TraceId
+from .inventory import Budgets
 from .log_archive import with_note
 from .member_table import ENDED, HOLDING, REFUSALS, REPORTED, UNSEEN, MemberAction, MemberEvent, NodePhase, step
 from .node_ports import ContainerState, Life

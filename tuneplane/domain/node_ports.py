@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from attrs import Factory, frozen
 
 from .errors import TuneplaneError
-from .fleets import Gpu, Interface
+from .inventory import Gpu, Interface
 
 T = TypeVar("T")
 

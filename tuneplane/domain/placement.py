@@ -9,10 +9,12 @@ from attrs import frozen
 
 from .cards import choose_cards
 from .errors import Reason
-from .fleets import Capability, Fleet, FleetState, Node, readiness
+from .fleets import Capability, Fleet, FleetState
 from .jobs import Allocation
 from .jobspec import JobSpec, WorkKind, cpu_millis, memory_bytes
 from .leases import can_lease, lease_ports, port_count, ports_needed
+from .liveness import readiness
+from .nodes import Node
 from .plan import LOOPBACK
 from .reach import Peers, address_of, look_at_peers, why_no_interface, why_unreachable
 

@@ -15,9 +15,10 @@ from enum import Enum
 from typing import Protocol
 
 from .errors import Reason
-from .fleets import Capability, Fleet, FleetState, Inventory, Node, NodeState, Visibility
+from .fleets import Capability, Fleet, FleetState, Visibility
 from .frames import Hello, Observation
 from .ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, OperationId, TokenId, TraceId, UserName, WorkerId
+from .inventory import Inventory
 from .jobs import (
     ApiToken,
     Claim,
@@ -36,6 +37,7 @@ from .jobs import (
 )
 from .jobspec import JobSpec
 from .launch_table import AttemptAction, AttemptState, Cause, JobState, LaunchView, Verdict
+from .nodes import Node, NodeState
 
 
 class Topic(str, Enum):

@@ -6,8 +6,8 @@ from attrs import frozen
 
 from .addresses import is_loopback, is_numeric
 from .errors import Reason
-from .fleets import Node
 from .ids import NodeId
+from .nodes import Node
 
 
 def address_of(node: Node, interface: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import trio
 
-from tuneplane.domain.fleets import Gpu
+from tuneplane.domain.inventory import Gpu
 from tuneplane.domain.node_ports import Cards
 
 DRIVER_SECONDS = 15.0  # a driver in trouble can hang for ever; the thread is then left behind

@@ -7,7 +7,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from tuneplane.domain.errors import InvalidInput
-from tuneplane.domain.fleets import Budgets
+from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.timings import PRODUCTION, Timings
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import trio
 from attrs import define, evolve, field, frozen
 
-from tuneplane.domain.fleets import MOST_STRANGERS
 from tuneplane.domain.frames import Command, Progress
 from tuneplane.domain.ids import FleetId, MemberId, NodeId
+from tuneplane.domain.inventory import MOST_STRANGERS
 from tuneplane.domain.node_member import Grants, Place
 from tuneplane.domain.node_ports import Engine, Machine, Network, Runner
 from tuneplane.domain.timings import Timings

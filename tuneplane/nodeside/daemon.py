@@ -7,7 +7,7 @@ from contextlib import ExitStack, asynccontextmanager
 
 from tuneplane.actors import Backoff, Budget, ChildSpec, Strategy, SupervisorSpec
 from tuneplane.domain.errors import InvalidInput
-from tuneplane.domain.fleets import Inventory
+from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.node_member import Grants
 from tuneplane.domain.node_ports import Machine
 from tuneplane.wire.link import run_node_session

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from attrs import evolve, frozen
 
 from tuneplane.domain import codec
-from tuneplane.domain.fleets import Budgets, EpochHold, Interface, Inventory, Stranger
+from tuneplane.domain.inventory import Budgets, EpochHold, Interface, Inventory, Stranger
 from tuneplane.domain.node_member import Grants
 from tuneplane.domain.node_ports import Cards, Engine, EngineDown, EngineInfo, EngineRefused, EngineUnclear, Network, NetworkHidden
 from tuneplane.wire.fields import INTERFACE_NAME

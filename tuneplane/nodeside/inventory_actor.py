@@ -8,7 +8,7 @@ import trio
 from attrs import define, field
 
 from tuneplane.actors import Actor, Context, MailboxSpec
-from tuneplane.domain.fleets import Budgets, Stranger
+from tuneplane.domain.inventory import Budgets, Stranger
 from tuneplane.domain.node_ports import EngineDown, EngineRefused, EngineUnclear
 
 from .address import Reach

@@ -22,9 +22,9 @@ from attrs import evolve, field, frozen
 
 from tuneplane.domain import codec
 from tuneplane.domain.errors import InvalidInput, Refused
-from tuneplane.domain.fleets import Inventory
 from tuneplane.domain.frames import WIRE_PROTOCOL
 from tuneplane.domain.ids import FleetId, NodeId
+from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.secrets import secret_hash
 
 from .address import find_address

@@ -24,9 +24,9 @@ from attrs import define, field, frozen
 from tuneplane.domain import codec
 from tuneplane.domain.errors import InvalidInput, TuneplaneError
 from tuneplane.domain.faultpoint import fault_point
-from tuneplane.domain.fleets import EpochHold
 from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
 from tuneplane.domain.ids import JournalId, MemberId, spell_id
+from tuneplane.domain.inventory import EpochHold
 from tuneplane.domain.member_table import LOOKS, UNSEEN, MemberAction, MemberEvent, NodePhase
 from tuneplane.domain.node_member import Decision, Facts, Grants, NodeMember, Place, acknowledged, advance, decide
 from tuneplane.domain.node_ports import Runner

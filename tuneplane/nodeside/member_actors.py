@@ -24,9 +24,9 @@ from tuneplane.actors import (
     on_signal,
     trace_scope,
 )
-from tuneplane.domain.fleets import MOST_STRANGERS
 from tuneplane.domain.frames import Command, CommandAnswer, CommandKind
 from tuneplane.domain.ids import MemberId
+from tuneplane.domain.inventory import MOST_STRANGERS
 
 from .core import NodeCore
 from .driver import MemberDriver

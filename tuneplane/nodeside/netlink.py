@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 
 from tuneplane.domain.addresses import is_routable
-from tuneplane.domain.fleets import Interface
+from tuneplane.domain.inventory import Interface
 
 RTM_NEWADDR, RTM_GETADDR = 20, 22
 NLMSG_ERROR, NLMSG_DONE = 2, 3

@@ -19,7 +19,7 @@ from typing import TypeVar
 import trio
 from attrs import define, field
 
-from tuneplane.domain.fleets import Interface
+from tuneplane.domain.inventory import Interface
 from tuneplane.domain.node_ports import NetworkHidden
 
 from .engine_peer import engine_pid

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from tuneplane.domain.fleets import MOST_STRANGERS, Stranger
 from tuneplane.domain.frames import Command
 from tuneplane.domain.ids import MemberId, container_name
+from tuneplane.domain.inventory import MOST_STRANGERS, Stranger
 from tuneplane.domain.member_table import ENDED
 from tuneplane.domain.node_member import LABEL_CARDS, LABEL_CPU, LABEL_FENCE, LABEL_MEMBER, LABEL_MEMORY, LABEL_NODE, NodeMember
 from tuneplane.domain.node_ports import ContainerState, Life

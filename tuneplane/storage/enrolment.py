@@ -6,9 +6,10 @@ from datetime import datetime
 
 from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
 from tuneplane.domain.errors import NotFound, Refused
-from tuneplane.domain.fleets import Delivery, FleetKind, Node
+from tuneplane.domain.fleets import Delivery, FleetKind
 from tuneplane.domain.ids import FleetId, NodeId, TokenId
 from tuneplane.domain.jobs import JoinRequest, JoinToken
+from tuneplane.domain.nodes import Node
 from tuneplane.domain.ports import Topic
 
 from .database import Aggregate, poke

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 
 from tuneplane.bridge.postgres import Connection, Row
-from tuneplane.domain.fleets import Delivery, Inventory
+from tuneplane.domain.fleets import Delivery
 from tuneplane.domain.ids import NodeId
+from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.ports import Topic
 
 from .database import Aggregate, clean, hold_epoch, poke, to_json

@@ -8,11 +8,12 @@ from datetime import datetime
 
 from tuneplane.bridge.postgres import Connection, Row
 from tuneplane.domain.errors import NotFound, Reason, Refused
-from tuneplane.domain.fleets import MOST_VIOLATIONS, Capacity, Cordon, Inventory, Node, NodeState
-from tuneplane.domain.fleets import Connection as Link
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
+from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.jobs import Page
+from tuneplane.domain.nodes import MOST_VIOLATIONS, Capacity, Cordon, Node, NodeState
+from tuneplane.domain.nodes import Connection as Link
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import DECLARED_LOST, NODE_REMOVED
 

@@ -6,8 +6,9 @@ from datetime import datetime
 
 from tuneplane.bridge.postgres import Connection
 from tuneplane.domain.errors import NotFound, Refused
-from tuneplane.domain.fleets import Inventory, Node
 from tuneplane.domain.ids import MemberId, NodeId, UserName, stranger_operation
+from tuneplane.domain.inventory import Inventory
+from tuneplane.domain.nodes import Node
 from tuneplane.domain.ports import Topic
 
 from .database import Aggregate, audit, from_json, poke

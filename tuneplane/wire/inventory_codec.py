@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..domain.fleets import MOST_STRANGERS, Budgets, EpochHold, Gpu, Interface, Inventory, Stranger
 from ..domain.frames import InventoryReport
+from ..domain.inventory import MOST_STRANGERS, Budgets, EpochHold, Gpu, Interface, Inventory, Stranger
 from . import fields as f
 from .pb import session_pb2 as pb
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from attrs import evolve
 
-from tuneplane.domain.fleets import FleetState, NodeState, gang_deadline
+from tuneplane.domain.fleets import FleetState, gang_deadline
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import AttemptId, JobId, MemberId, WorkerId
 from tuneplane.domain.jobs import Claim, PlacedMember, Waiting, placed_on
@@ -23,6 +23,7 @@ from tuneplane.domain.launch_table import (
     Verdict,
     hold_seconds,
 )
+from tuneplane.domain.nodes import NodeState
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.timings import Timings
 from tuneplane.domain.verdict import backoff_reason, retry_delay

@@ -7,10 +7,12 @@ from datetime import datetime
 from attrs import evolve
 
 from tuneplane.domain.errors import Fenced, NotFound, Reason, Refused
-from tuneplane.domain.fleets import MOST_VIOLATIONS, Capacity, Connection, Cordon, Delivery, Inventory, Node, NodeState
+from tuneplane.domain.fleets import Delivery
 from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
+from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.jobs import Page
 from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase
+from tuneplane.domain.nodes import MOST_VIOLATIONS, Capacity, Connection, Cordon, Node, NodeState
 from tuneplane.domain.ports import Topic
 from tuneplane.storage.database import clean
 from tuneplane.storage.nodes import left_behind

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 from attrs import evolve
 
 from tuneplane.domain.errors import NotFound, Reason, Refused
-from tuneplane.domain.fleets import Capability, Fleet, FleetKind, FleetState, Node, Visibility
+from tuneplane.domain.fleets import Capability, Fleet, FleetKind, FleetState, Visibility
 from tuneplane.domain.ids import FleetId, NodeId, TokenId, UserName
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, JoinRequest, JoinToken, Page, User
+from tuneplane.domain.nodes import Node
 from tuneplane.domain.ports import Topic
 
 from .base import Client, audit, page_of, poke

@@ -8,11 +8,13 @@ from typing import Generic, TypeVar
 
 from attrs import define, field, frozen
 
-from tuneplane.domain.fleets import Cordon, Fleet, Inventory, NodeState
+from tuneplane.domain.fleets import Fleet
 from tuneplane.domain.frames import CommandKind, Progress
 from tuneplane.domain.ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, OperationId, TraceId, WorkerId
+from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, Job, JoinToken, TimelineEvent, User
 from tuneplane.domain.launch_table import AttemptState, MemberPhase
+from tuneplane.domain.nodes import Cordon, NodeState
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -7,11 +7,11 @@ from datetime import datetime
 from attrs import evolve
 
 from tuneplane.domain.errors import NotFound, Refused
-from tuneplane.domain.fleets import Node
 from tuneplane.domain.frames import Command, CommandKind, Observation
 from tuneplane.domain.ids import GatewayId, MemberId, NodeId, OperationId, UserName, stranger_operation
 from tuneplane.domain.jobs import OutgoingCommand
 from tuneplane.domain.launch_table import ENDED_PHASES
+from tuneplane.domain.nodes import Node
 from tuneplane.domain.ports import Topic
 from tuneplane.storage.strangers import STRANGER_GRACE_SECONDS
 

@@ -1,0 +1,82 @@
+"""Nodes as values: record, control connection, scheduling state and inventory (R-LIV-06)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum
+
+from attrs import frozen
+
+from .ids import FleetId, GatewayId, NodeId, UserName
+from .inventory import Inventory, Stranger
+
+
+class NodeState(str, Enum):
+    """What an operator wants of a Node; never changed by a heartbeat (R-LIV-03)."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    CORDONED = "cordoned"
+
+
+@frozen(kw_only=True)
+class Cordon:
+    """Why no new work comes here. Each owner lifts only its own (L-F4)."""
+
+    owner: str  # "operator", "storage", "journal", "cards"
+    reason: str
+    since: datetime
+
+
+@frozen(kw_only=True)
+class Connection:
+    """The control session as the control plane sees it, one of the three separate things of R-LIV-06."""
+
+    state: str  # "connected", "disconnected", "never"
+    since: datetime | None = None
+    gateway: GatewayId | None = None
+    epoch: int = 0
+    lease_expires_at: datetime | None = None
+    clock_offset_seconds: float | None = None
+
+
+@frozen(kw_only=True)
+class Capacity:
+    """Granted and held amounts of one Node."""
+
+    cpu_millis: int
+    cpu_millis_used: int
+    memory_bytes: int
+    memory_bytes_used: int
+    gpus: int
+    gpus_used: int
+
+
+MOST_VIOLATIONS = 20  # shown of one Node: more of them say nothing new
+
+
+@frozen(kw_only=True)
+class Node:
+    """An enrolled machine: record, connection, scheduling state and inventory."""
+
+    id: NodeId
+    fleet: FleetId
+    address: str
+    state: NodeState
+    connection: Connection
+    cordons: tuple[Cordon, ...] = ()
+    inventory: Inventory | None = None
+    inventory_observed_at: datetime | None = None
+    inventory_healthy: bool = False  # fresh in this very session and without problems (R-SES-05)
+    capacity: Capacity | None = None
+    free_gpu_uuids: tuple[str, ...] = ()
+    held_ports: tuple[int, ...] = ()  # leased to members
+    members: tuple[str, ...] = ()  # members that still hold something here
+    violations: tuple[str, ...] = ()  # what had ended and is reported alive all the same (R-LCH-05), a few of them
+    created_at: datetime
+    enrolled_by: UserName | None = None
+
+    @property
+    def strangers(self) -> tuple[Stranger, ...]:
+        """By the newest inventory, however old: what ran then is not gone because nobody has looked since."""
+        return self.inventory.strangers if self.inventory is not None else ()
