@@ -19,6 +19,7 @@ TokenId = NewType("TokenId", str)
 UserName = NewType("UserName", str)
 JournalId = NewType("JournalId", str)
 TraceId = NewType("TraceId", str)
+SeriesId = NewType("SeriesId", str)  # a hardware series such as h100
 
 ID_ENTROPY_BYTES = 10  # 80 bits: no collision in the life of a fleet, still short enough to read aloud
 SLUG = re.compile(r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")  # a DNS label: also fits host names and label values

@@ -217,6 +217,15 @@ def _check_pool(pool: Pool, at: str) -> None:
         raise InvalidInput(f"{at}.cpus", "must be between 0.01 and 4096")
     if pool.memory_gb is not None and not 0.01 <= pool.memory_gb <= 1_000_000:
         raise InvalidInput(f"{at}.memory_gb", "must be between 0.01 and 1000000")
+    _check_pool_series(pool, at)
+
+
+def _check_pool_series(pool: Pool, at: str) -> None:
+    if pool.series is None:
+        return
+    check_slug(pool.series, f"{at}.series")
+    if not pool.gpus_per_node:
+        raise InvalidInput(f"{at}.series", "pins the cards of a job that asks for some: gpus_per_node must be at least 1")
 
 
 def _check_network(network: Network | None) -> None:
@@ -250,7 +259,6 @@ def check_supported(body: JobBody) -> None:
         "spec.capsule": body.capsule is not None,
         "spec.volumes": bool(body.volumes),
         "spec.runtime.id": body.runtime.id is not None,
-        "spec.resources.pools[0].series": any(pool.series is not None for pool in body.resources.pools),  # needs R-ENR-06
     }
     for at, present in unsupported.items():
         if present:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from enum import Enum
 
-from attrs import frozen
+from attrs import Factory, frozen
 
-from .ids import FleetId, GatewayId, NodeId, UserName
+from .ids import FleetId, GatewayId, NodeId, SeriesId, UserName
 from .inventory import Inventory, Stranger
 
 
@@ -70,6 +70,7 @@ class Node:
     inventory_healthy: bool = False  # fresh in this very session and without problems (R-SES-05)
     capacity: Capacity | None = None
     free_gpu_uuids: tuple[str, ...] = ()
+    card_series: dict[str, SeriesId] = Factory(dict)  # by UUID; only of cards that the hardware registry knows (R-ENR-06)
     held_ports: tuple[int, ...] = ()  # leased to members
     members: tuple[str, ...] = ()  # members that still hold something here
     violations: tuple[str, ...] = ()  # what had ended and is reported alive all the same (R-LCH-05), a few of them

@@ -10,6 +10,7 @@ from attrs import frozen
 from .cards import choose_cards
 from .errors import Reason
 from .fleets import Capability, Fleet, FleetState
+from .hardware import only_series, unknown_cards_of
 from .jobs import Allocation
 from .jobspec import JobSpec, WorkKind, cpu_millis, memory_bytes
 from .leases import can_lease, lease_ports, port_count, ports_needed
@@ -18,6 +19,7 @@ from .nodes import Node
 from .plan import LOOPBACK
 from .reach import Peers, address_of, look_at_peers, why_no_interface, why_unreachable
 
+MOST_UNKNOWN = 3  # names of cards in one sentence
 CAPABILITY_OF = {WorkKind.TRAINING_JOB: Capability.TRAIN, WorkKind.LIFECYCLE_JOB: Capability.TRAIN}
 
 
@@ -41,9 +43,11 @@ def admission_reasons(spec: JobSpec, fleet: Fleet, nodes: list[Node]) -> tuple[R
         return (Reason("capability", f"Fleet {fleet.id} does not declare {need.value!r}", fleet.id),)
     if fleet.state is not FleetState.ACTIVE:
         return (Reason("fleet-state", f"Fleet {fleet.id} is {fleet.state.value}", fleet.id),)
-    declared = [node for node in nodes if node.capacity is not None]
+    declared = [only_series(node, spec.pool.series) for node in nodes if node.capacity is not None]
     if not declared:
         return (Reason("no-inventory", f"Fleet {fleet.id} has no machine with declared budgets", fleet.id),)
+    if all(_why_no_series(spec, node) for node in declared):
+        return (Reason("series", f"no machine of Fleet {fleet.id} has cards of series {spec.pool.series!r}{_unknown(declared)}", fleet.id),)
     fit = [node for node in declared if _shortfall(spec, node, free=False) is None]
     if not fit:
         return (Reason("inventory-fit", f"no machine of Fleet {fleet.id} is large enough: {_need(spec)}", fleet.id),)
@@ -83,7 +87,7 @@ def place(spec: JobSpec, fleet: Fleet, nodes: list[Node], now: datetime, seed: s
     reasons: list[Reason] = []
     fitting: list[Node] = []
     peers = look_at_peers(nodes, _interface(spec)) if spec.pool.nodes > 1 else None
-    for node in sorted(nodes, key=lambda n: n.id):
+    for node in sorted((only_series(node, spec.pool.series) for node in nodes), key=lambda n: n.id):
         reason = _why_not(spec, fleet, node, now) or _why_apart(spec, node, peers)
         if reason is None:
             fitting.append(node)
@@ -102,6 +106,20 @@ def _allocate(spec: JobSpec, node: Node, rank: int, seed: str) -> Allocation:
     assert cards is not None  # and with cards enough
     address = address_of(node, _interface(spec)) if spec.pool.nodes > 1 else LOOPBACK
     return Allocation(node=node.id, rank=rank, gpu_uuids=cards, ports=ports, address=address)
+
+
+def _why_no_series(spec: JobSpec, node: Node) -> Reason | None:
+    """R-ENR-06: a card that the registry does not know belongs to no series."""
+    series = spec.pool.series
+    if series is None or series in node.card_series.values():
+        return None
+    return Reason("series", f"Node {node.id} has no card of series {series!r}{_unknown([node])}", node.id)
+
+
+def _unknown(nodes: list[Node]) -> str:
+    names = sorted({name for node in nodes for name in unknown_cards_of(node)})
+    some = ", ".join(map(repr, names[:MOST_UNKNOWN])) + (" and others" if len(names) > MOST_UNKNOWN else "")
+    return f" (the hardware registry does not know {some})" if names else ""
 
 
 def _interface(spec: JobSpec) -> str | None:
@@ -134,7 +152,7 @@ def _why_not(spec: JobSpec, fleet: Fleet, node: Node, now: datetime) -> Reason |
         return Reason("not-ready", f"Node {node.id} is not ready: {'; '.join(ready.reasons)}", node.id)
     if node.capacity is None:
         return Reason("no-budgets", f"Node {node.id} declares no budgets", node.id)
-    short = _shortfall(spec, node, free=True)
+    short = _why_no_series(spec, node) or _shortfall(spec, node, free=True)
     if short is not None:
         return short
     ports = ports_needed(spec, rank=0)
@@ -150,7 +168,12 @@ def _left_over(node: Node) -> tuple[int, int, str]:
 
 
 def _need(spec: JobSpec) -> str:
-    return f"needs {cpu_millis(spec.pool) / 1000:g} CPUs, {memory_bytes(spec.pool)} bytes of memory and {spec.pool.gpus_per_node} GPUs"
+    amounts = f"{cpu_millis(spec.pool) / 1000:g} CPUs, {memory_bytes(spec.pool)} bytes of memory"
+    return f"needs {amounts} and {spec.pool.gpus_per_node} {_gpus(spec)}"
+
+
+def _gpus(spec: JobSpec) -> str:
+    return "GPUs" if spec.pool.series is None else f"GPUs of series {spec.pool.series}"
 
 
 def _shortfall(spec: JobSpec, node: Node, *, free: bool) -> Reason | None:
@@ -166,7 +189,7 @@ def _shortfall(spec: JobSpec, node: Node, *, free: bool) -> Reason | None:
     )
     for name, need, have in amounts:
         if need > have:
-            unit = {"cpus": "thousandths of a CPU", "memory": "bytes of memory", "gpus": "GPUs"}[name]
+            unit = {"cpus": "thousandths of a CPU", "memory": "bytes of memory", "gpus": _gpus(spec)}[name]
             strange = f" ({len(node.strangers)} strangers use some of it)" if free and node.strangers else ""
             return Reason(
                 f"insufficient-{name}",
