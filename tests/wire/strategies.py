@@ -27,7 +27,18 @@ from tuneplane.domain.frames import (
     ReconcileDone,
     Welcome,
 )
-from tuneplane.domain.inventory import Budgets, EpochHold, Gpu, Interface, Inventory, Stranger
+from tuneplane.domain.inventory import (
+    Budgets,
+    CardBinding,
+    CardFault,
+    CardLink,
+    EpochHold,
+    Gpu,
+    Interface,
+    Inventory,
+    MigInstance,
+    Stranger,
+)
 from tuneplane.domain.launch_table import MemberPhase
 
 counts = st.integers(0, 2**63 - 1)
@@ -42,12 +53,25 @@ times = st.datetimes(datetime(2000, 1, 2), datetime(2199, 12, 30)).map(lambda va
 seconds = st.floats(0, 1e6)
 blobs = st.binary(max_size=200)
 
-gpus = st.builds(Gpu, index=st.integers(0, 256), uuid=ids, name=texts, memory_bytes=counts)
+gpus = st.builds(
+    Gpu,
+    index=st.integers(0, 256),
+    uuid=ids,
+    name=texts,
+    memory_bytes=counts,
+    bus=st.just("") | ids,
+    mig=st.booleans(),
+    instances=st.lists(st.builds(MigInstance, uuid=ids, name=texts, memory_bytes=counts), max_size=2).map(tuple),
+    links=st.lists(st.builds(CardLink, peer=ids, nvlinks=st.integers(0, 256), distance=st.integers(0, 50)), max_size=2).map(tuple),
+)
+card_faults = st.builds(CardFault, card=maybe_ids, code=codes, detail=texts, whole_node=st.booleans(), since=times)
+card_bindings = st.builds(CardBinding, index=st.integers(0, 256), uuid=ids)
 budgets = st.builds(
     Budgets,
     cpu_millis=st.none() | counts,
     memory_bytes=st.none() | counts,
     gpu_indexes=st.none() | st.lists(st.integers(0, 256), max_size=4).map(tuple),
+    gpu_uuids=st.lists(ids, max_size=2).map(tuple),
     port_first=st.integers(1, 30000),
     port_last=st.integers(30000, 65535),
     staging_bytes=counts,
@@ -85,6 +109,9 @@ inventories = st.builds(
     hold=st.none() | st.builds(EpochHold, id=ids, known_epoch=small, told_epoch=small, since=times),
     interfaces=st.lists(interfaces, max_size=3).map(tuple),
     route_address=st.just("") | addresses,
+    cards_known=st.booleans(),
+    card_bindings=st.lists(card_bindings, max_size=2).map(tuple),
+    card_faults=st.none() | st.lists(card_faults, max_size=2).map(tuple),
 )
 progress = st.builds(Progress, phase=codes, done=counts, total=counts, unit=codes)
 
@@ -136,6 +163,7 @@ gateway_frames = st.one_of(
         idle_seconds=st.floats(0.01, 100),
         sent_at=times,
         accepted_hold=st.just("") | ids,
+        accepted_cards=st.just("") | ids,
     ),
     st.builds(HeartbeatReply, sequence=counts),
     st.builds(

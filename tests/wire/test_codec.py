@@ -208,9 +208,26 @@ def test_inventory_with_a_hold_and_strangers_is_still_read() -> None:
     assert (old.gpu_uuids, old.cpu_millis, old.is_known) == (None, None, False)
 
 
+def test_inventory_of_a_node_that_tells_no_faults_is_told_from_one_without_any() -> None:
+    """L-D12: what an older Node does not tell clears nothing; L-D4: and its cards were known."""
+    old = decode_node_frame((Path(__file__).parents[1] / "golden" / "inventory-frame-2.bin").read_bytes())
+    assert isinstance(old, InventoryReport)
+    assert (old.inventory.card_faults, old.inventory.cards_known, old.inventory.card_bindings) == (None, True, ())
+    report = _report((0,))
+    told = evolve(report, inventory=evolve(report.inventory, card_faults=(), cards_known=False))
+    assert decode_node_frame(encode_node_frame(told)) == told
+
+
 @pytest.mark.parametrize(
     ("inventory", "field"),
     [
+        ({"gpus": [pb.Gpu(uuid="GPU-0", links=[pb.CardLink(peer="GPU-1")] * 65)]}, "gpu.links"),
+        ({"gpus": [pb.Gpu(uuid="GPU-0", links=[pb.CardLink(peer="GPU-1", distance=51)])]}, "gpu.links.distance"),
+        ({"gpus": [pb.Gpu(uuid="GPU-0", instances=[pb.MigInstance(uuid="MIG-1")] * 65)]}, "gpu.instances"),
+        ({"gpus": [pb.Gpu(uuid="GPU-0", bus="no bus")]}, "gpu.bus"),
+        ({"card_bindings": [pb.CardBinding(uuid="GPU-0")] * 65}, "inventory.card_bindings"),
+        ({"card_faults": pb.CardFaults(faults=[pb.CardFault(code="xid-48", since=1)] * 129)}, "inventory.card_faults"),
+        ({"card_faults": pb.CardFaults(faults=[pb.CardFault(code="Xid 48")])}, "card_faults.code"),
         ({"interfaces": [pb.Interface(name="bond 0")]}, "interface.name"),
         ({"interfaces": [pb.Interface(name="a" * 16)]}, "interface.name"),
         ({"interfaces": [pb.Interface(name="eth0", addresses=["host-a"])]}, "interface.addresses"),
@@ -218,7 +235,7 @@ def test_inventory_with_a_hold_and_strangers_is_still_read() -> None:
         ({"route_address": "host-a"}, "inventory.route_address"),
     ],
 )
-def test_inventory_with_a_network_that_is_none_is_refused(inventory: dict[str, Any], field: str) -> None:
+def test_inventory_with_a_network_or_cards_that_are_none_is_refused(inventory: dict[str, Any], field: str) -> None:
     budgets = pb.Budgets(port_first=1, port_last=2)
     report = pb.InventoryReport(inventory=pb.Inventory(budgets=budgets, **inventory), digest="sha256:" + "0" * 64)
     with pytest.raises(FrameError) as caught:

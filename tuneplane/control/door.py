@@ -70,6 +70,7 @@ class Door:
             idle_seconds=self.timings.session_idle,
             sent_at=now,
             accepted_hold=opened.accepted_hold,
+            accepted_cards=opened.accepted_cards,
         )
 
     async def session(self, link: GatewayLink) -> None:

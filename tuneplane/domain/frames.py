@@ -140,6 +140,7 @@ class Welcome:
     idle_seconds: float
     sent_at: datetime
     accepted_hold: str = ""  # id of the EpochHold that an operator has accepted (P-07)
+    accepted_cards: str = ""  # id of the change of cards that an operator has accepted (L-D1)
 
 
 @frozen(kw_only=True)

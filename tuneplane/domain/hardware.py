@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from attrs import evolve, field, frozen
 
+from .card_grants import declared_cards
 from .errors import InvalidInput
 from .fleets import check_slug
 from .ids import SeriesId
@@ -57,7 +58,9 @@ def series_by_card(inventory: Inventory | None, registry: Registry) -> dict[str,
     """The series of each known card, by its UUID."""
     if inventory is None or not registry.by_key:
         return {}
-    found = ((gpu.uuid, series_of(gpu.name, registry)) for gpu in inventory.gpus)
+    cards = [(gpu.uuid, gpu.name) for gpu in inventory.gpus]
+    cards += [(part.uuid, part.name) for gpu in inventory.gpus for part in gpu.instances]
+    found = ((uuid, series_of(name, registry)) for uuid, name in cards)
     return {uuid: series for uuid, series in found if series is not None}
 
 
@@ -79,8 +82,7 @@ def only_series(node: Node, series: str | None) -> Node:
     free = tuple(uuid for uuid in node.free_gpu_uuids if uuid in theirs)
     if node.capacity is None or node.inventory is None:
         return evolve(node, free_gpu_uuids=free)
-    declared = set(node.inventory.budgets.gpu_indexes or ())
-    granted = sum(gpu.index in declared and gpu.uuid in theirs for gpu in node.inventory.gpus)
+    granted = len(declared_cards(node.inventory) & theirs)
     capacity = evolve(node.capacity, gpus=granted, gpus_used=max(granted - len(free), 0))
     return evolve(node, free_gpu_uuids=free, capacity=capacity)
 

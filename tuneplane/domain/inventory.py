@@ -6,6 +6,27 @@ from datetime import datetime
 
 from attrs import frozen
 
+MOST_CARDS = 64  # in one machine; the JobSpec's own bound for gpus_per_node
+FARTHEST = 50  # NVML's "across sockets"; also of two cards of which nothing is known
+
+
+@frozen(kw_only=True)
+class CardLink:
+    """How near another card of the same machine is (L-D14)."""
+
+    peer: str  # its UUID
+    nvlinks: int = 0  # NVLink connections between the two, through a switch or not
+    distance: int = FARTHEST  # over PCIe, as NVML counts: 0 one board … 30 one host bridge, 40 one NUMA node, 50 across
+
+
+@frozen(kw_only=True)
+class MigInstance:
+    """A part of a card in MIG mode, under the id that the driver reports: opaque, its form has changed between drivers (L-D6)."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+
 
 @frozen(kw_only=True)
 class Gpu:
@@ -15,6 +36,29 @@ class Gpu:
     uuid: str
     name: str
     memory_bytes: int
+    bus: str = ""  # PCI address such as 0000:3b:00, by which the kernel names it; "" when it cannot be told
+    mig: bool = False  # in MIG mode: no whole card (L-D7)
+    instances: tuple[MigInstance, ...] = ()
+    links: tuple[CardLink, ...] = ()  # to the other cards, as far as the driver knows them
+
+
+@frozen(kw_only=True)
+class CardBinding:
+    """Which card an index of the budget was when the Node first saw it (L-D1)."""
+
+    index: int
+    uuid: str
+
+
+@frozen(kw_only=True)
+class CardFault:
+    """Why the Node's health table puts a card (or the whole machine) aside, until the same table sees it mended (L-D12)."""
+
+    card: str  # UUID; "" when the kernel named a card that nobody knows
+    code: str  # such as xid-48, ecc, row-remap
+    detail: str
+    whole_node: bool = False
+    since: datetime
 
 
 @frozen(kw_only=True)
@@ -23,7 +67,8 @@ class Budgets:
 
     cpu_millis: int | None = None  # thousandths of a CPU
     memory_bytes: int | None = None
-    gpu_indexes: tuple[int, ...] | None = None  # () declares a CPU-only Node
+    gpu_indexes: tuple[int, ...] | None = None  # () declares a CPU-only Node, unless cards are granted by UUID
+    gpu_uuids: tuple[str, ...] = ()  # cards, or MIG instances, granted by UUID instead
     port_first: int = 20000
     port_last: int = 20999
     staging_bytes: int = 0
@@ -102,3 +147,6 @@ class Inventory:
     route_address: str = ""  # numeric: by which peers reach this machine; "" when it cannot be told
     hold: EpochHold | None = None  # P-07
     strangers: tuple[Stranger, ...] = ()
+    cards_known: bool = True  # False: the driver did not answer, so ``gpus`` says nothing (L-D4)
+    card_bindings: tuple[CardBinding, ...] = ()  # by index; () from a Node that keeps none
+    card_faults: tuple[CardFault, ...] | None = None  # None: the Node does not tell, which clears nothing (L-D12)

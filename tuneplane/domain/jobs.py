@@ -240,6 +240,7 @@ class SessionOpened:
     epoch: int
     gateway: GatewayId
     accepted_hold: str = ""  # what an operator has accepted, for the Welcome (P-07)
+    accepted_cards: str = ""  # likewise: the change of cards (L-D1)
 
 
 @frozen(kw_only=True)

@@ -7,7 +7,7 @@ from enum import Enum
 
 from attrs import Factory, frozen
 
-from .ids import FleetId, GatewayId, NodeId, SeriesId, UserName
+from .ids import FleetId, GatewayId, MemberId, NodeId, SeriesId, UserName
 from .inventory import Inventory, Stranger
 
 
@@ -23,7 +23,7 @@ class NodeState(str, Enum):
 class Cordon:
     """Why no new work comes here. Each owner lifts only its own (L-F4)."""
 
-    owner: str  # "operator", "storage", "journal", "cards"
+    owner: str  # "operator", "storage", "journal", "cards", "health"
     reason: str
     since: datetime
 
@@ -52,6 +52,18 @@ class Capacity:
     gpus_used: int
 
 
+@frozen(kw_only=True)
+class Card:
+    """A granted card, or one that was: who has it, and what keeps new work off it. Its cordons end no work (L-D13)."""
+
+    uuid: str
+    index: int | None  # of the budget; None for one that is granted by UUID, or whose index is another card's now
+    granted: bool  # by the declared budget, and seen in the newest inventory that knew the cards
+    occupied: bool = False  # by a stranger (P-07)
+    member: MemberId | None = None  # that holds it
+    cordons: tuple[Cordon, ...] = ()  # owners "operator" and "health"
+
+
 MOST_VIOLATIONS = 20  # shown of one Node: more of them say nothing new
 
 
@@ -69,7 +81,8 @@ class Node:
     inventory_observed_at: datetime | None = None
     inventory_healthy: bool = False  # fresh in this very session and without problems (R-SES-05)
     capacity: Capacity | None = None
-    free_gpu_uuids: tuple[str, ...] = ()
+    free_gpu_uuids: tuple[str, ...] = ()  # granted, seen, held by nobody, neither occupied nor cordoned
+    cards: tuple[Card, ...] = ()  # for people: those of the budget, by index
     card_series: dict[str, SeriesId] = Factory(dict)  # by UUID; only of cards that the hardware registry knows (R-ENR-06)
     held_ports: tuple[int, ...] = ()  # leased to members
     members: tuple[str, ...] = ()  # members that still hold something here

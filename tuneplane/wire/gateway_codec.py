@@ -67,6 +67,7 @@ def _decode_welcome(m: pb.Welcome) -> Welcome:
         idle_seconds=f.seconds(m.idle_seconds, "welcome.idle_seconds", SHORTEST_SECONDS),
         sent_at=f.moment(m.sent_at, "welcome.sent_at"),
         accepted_hold=f.optional_id(m.accepted_hold, "welcome.accepted_hold"),
+        accepted_cards=f.optional_id(m.accepted_cards, "welcome.accepted_cards"),
     )
 
 
@@ -79,6 +80,7 @@ def _encode_welcome(v: Welcome) -> pb.Welcome:
         idle_seconds=v.idle_seconds,
         sent_at=f.micros(v.sent_at),
         accepted_hold=v.accepted_hold,
+        accepted_cards=v.accepted_cards,
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..domain.frames import InventoryReport
-from ..domain.inventory import MOST_STRANGERS, Budgets, EpochHold, Gpu, Interface, Inventory, Stranger
+from ..domain.inventory import MOST_STRANGERS, Budgets, EpochHold, Interface, Inventory, Stranger
 from . import fields as f
+from .card_codec import decode_bindings, decode_faults, decode_gpu, encode_bindings, encode_faults, encode_gpu
 from .pb import session_pb2 as pb
 
 MAX_PATH_BYTES = 4096  # PATH_MAX
@@ -13,22 +14,15 @@ MAX_PORT = 65535
 MAX_EPOCH = 2**48  # a session a microsecond for nine years: no accepted hold can drive the counter to its end
 
 
-def _decode_gpu(m: pb.Gpu) -> Gpu:
-    return Gpu(
-        index=f.count(m.index, "gpu.index", f.MAX_ITEMS),
-        uuid=f.checked_id(m.uuid, "gpu.uuid"),
-        name=f.text(m.name, "gpu.name", 256),
-        memory_bytes=f.count(m.memory_bytes, "gpu.memory_bytes"),
-    )
-
-
 def _decode_budgets(m: pb.Budgets) -> Budgets:
     f.few(len(m.gpus.indexes), "budgets.gpus")
+    f.few(len(m.gpu_uuids), "budgets.gpu_uuids")
     first = f.count(m.port_first, "budgets.port_first", MAX_PORT, 1)
     return Budgets(
         cpu_millis=f.count(m.cpu_millis, "budgets.cpu_millis") if m.HasField("cpu_millis") else None,
         memory_bytes=f.count(m.memory_bytes, "budgets.memory_bytes") if m.HasField("memory_bytes") else None,
         gpu_indexes=tuple(f.count(i, "budgets.gpus", f.MAX_ITEMS) for i in m.gpus.indexes) if m.HasField("gpus") else None,
+        gpu_uuids=tuple(f.checked_id(uuid, "budgets.gpu_uuids") for uuid in m.gpu_uuids),
         port_first=first,
         port_last=f.count(m.port_last, "budgets.port_last", MAX_PORT, first),
         staging_bytes=f.count(m.staging_bytes, "budgets.staging_bytes"),
@@ -94,7 +88,7 @@ def decode_inventory(m: pb.InventoryReport) -> InventoryReport:
         node_version=f.word(i.node_version, "inventory.node_version"),
         cpu_count=f.count(i.cpu_count, "inventory.cpu_count", MAX_CPUS),
         memory_bytes=f.count(i.memory_bytes, "inventory.memory_bytes"),
-        gpus=tuple(_decode_gpu(gpu) for gpu in i.gpus),
+        gpus=tuple(decode_gpu(gpu) for gpu in i.gpus),
         driver_version=f.text(i.driver_version, "inventory.driver_version", 256),
         runtime=f.text(i.runtime, "inventory.runtime", 256),
         gpu_runtime=i.gpu_runtime,
@@ -106,6 +100,9 @@ def decode_inventory(m: pb.InventoryReport) -> InventoryReport:
         strangers=tuple(_decode_stranger(one) for one in i.strangers),
         interfaces=tuple(_decode_interface(one) for one in i.interfaces),
         route_address=f.optional_address(i.route_address, "inventory.route_address"),
+        cards_known=not i.cards_unknown,
+        card_bindings=decode_bindings(list(i.card_bindings)),
+        card_faults=decode_faults(i.card_faults) if i.HasField("card_faults") else None,
     )
     return InventoryReport(inventory=inventory, digest=f.digest(m.digest, "inventory.digest"))
 
@@ -115,6 +112,7 @@ def _encode_budgets(v: Budgets) -> pb.Budgets:
         cpu_millis=v.cpu_millis,
         memory_bytes=v.memory_bytes,
         gpus=None if v.gpu_indexes is None else pb.GpuIndexes(indexes=v.gpu_indexes),
+        gpu_uuids=v.gpu_uuids,
         port_first=v.port_first,
         port_last=v.port_last,
         staging_bytes=v.staging_bytes,
@@ -123,13 +121,12 @@ def _encode_budgets(v: Budgets) -> pb.Budgets:
 
 def encode_inventory(v: InventoryReport) -> pb.InventoryReport:
     i = v.inventory
-    gpus = [pb.Gpu(index=gpu.index, uuid=gpu.uuid, name=f.to_text(gpu.name, 256), memory_bytes=gpu.memory_bytes) for gpu in i.gpus]
     inventory = pb.Inventory(
         hostname=f.to_text(i.hostname, 255),
         node_version=i.node_version,
         cpu_count=i.cpu_count,
         memory_bytes=i.memory_bytes,
-        gpus=gpus,
+        gpus=[encode_gpu(gpu) for gpu in i.gpus],
         driver_version=f.to_text(i.driver_version, 256),
         runtime=f.to_text(i.runtime, 256),
         gpu_runtime=i.gpu_runtime,
@@ -141,5 +138,8 @@ def encode_inventory(v: InventoryReport) -> pb.InventoryReport:
         strangers=[_encode_stranger(one) for one in i.strangers[:MOST_STRANGERS]],
         interfaces=[pb.Interface(name=one.name, addresses=one.addresses) for one in i.interfaces],
         route_address=i.route_address,
+        cards_unknown=not i.cards_known,
+        card_bindings=encode_bindings(i.card_bindings),
+        card_faults=None if i.card_faults is None else encode_faults(i.card_faults),
     )
     return pb.InventoryReport(inventory=inventory, digest=v.digest)

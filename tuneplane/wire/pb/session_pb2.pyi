@@ -115,17 +115,45 @@ class Heartbeat(_message.Message):
     sent_at: int
     def __init__(self, sequence: _Optional[int] = ..., inventory_digest: _Optional[str] = ..., sent_at: _Optional[int] = ...) -> None: ...
 
+class CardLink(_message.Message):
+    __slots__ = ("peer", "nvlinks", "distance")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NVLINKS_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    nvlinks: int
+    distance: int
+    def __init__(self, peer: _Optional[str] = ..., nvlinks: _Optional[int] = ..., distance: _Optional[int] = ...) -> None: ...
+
+class MigInstance(_message.Message):
+    __slots__ = ("uuid", "name", "memory_bytes")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    uuid: str
+    name: bytes
+    memory_bytes: int
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[bytes] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
 class Gpu(_message.Message):
-    __slots__ = ("index", "uuid", "name", "memory_bytes")
+    __slots__ = ("index", "uuid", "name", "memory_bytes", "bus", "mig", "instances", "links")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUS_FIELD_NUMBER: _ClassVar[int]
+    MIG_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     index: int
     uuid: str
     name: bytes
     memory_bytes: int
-    def __init__(self, index: _Optional[int] = ..., uuid: _Optional[str] = ..., name: _Optional[bytes] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    bus: str
+    mig: bool
+    instances: _containers.RepeatedCompositeFieldContainer[MigInstance]
+    links: _containers.RepeatedCompositeFieldContainer[CardLink]
+    def __init__(self, index: _Optional[int] = ..., uuid: _Optional[str] = ..., name: _Optional[bytes] = ..., memory_bytes: _Optional[int] = ..., bus: _Optional[str] = ..., mig: _Optional[bool] = ..., instances: _Optional[_Iterable[_Union[MigInstance, _Mapping[str, object]]]] = ..., links: _Optional[_Iterable[_Union[CardLink, _Mapping[str, object]]]] = ...) -> None: ...
 
 class GpuIndexes(_message.Message):
     __slots__ = ("indexes",)
@@ -134,20 +162,22 @@ class GpuIndexes(_message.Message):
     def __init__(self, indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Budgets(_message.Message):
-    __slots__ = ("cpu_millis", "memory_bytes", "gpus", "port_first", "port_last", "staging_bytes")
+    __slots__ = ("cpu_millis", "memory_bytes", "gpus", "port_first", "port_last", "staging_bytes", "gpu_uuids")
     CPU_MILLIS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
     PORT_FIRST_FIELD_NUMBER: _ClassVar[int]
     PORT_LAST_FIELD_NUMBER: _ClassVar[int]
     STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
     cpu_millis: int
     memory_bytes: int
     gpus: GpuIndexes
     port_first: int
     port_last: int
     staging_bytes: int
-    def __init__(self, cpu_millis: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Union[GpuIndexes, _Mapping[str, object]]] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., staging_bytes: _Optional[int] = ...) -> None: ...
+    gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cpu_millis: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Union[GpuIndexes, _Mapping[str, object]]] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., gpu_uuids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Interface(_message.Message):
     __slots__ = ("name", "addresses")
@@ -157,8 +187,36 @@ class Interface(_message.Message):
     addresses: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, name: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class CardBinding(_message.Message):
+    __slots__ = ("index", "uuid")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    uuid: str
+    def __init__(self, index: _Optional[int] = ..., uuid: _Optional[str] = ...) -> None: ...
+
+class CardFault(_message.Message):
+    __slots__ = ("card", "code", "detail", "whole_node", "since")
+    CARD_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_NODE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    card: str
+    code: str
+    detail: bytes
+    whole_node: bool
+    since: int
+    def __init__(self, card: _Optional[str] = ..., code: _Optional[str] = ..., detail: _Optional[bytes] = ..., whole_node: _Optional[bool] = ..., since: _Optional[int] = ...) -> None: ...
+
+class CardFaults(_message.Message):
+    __slots__ = ("faults",)
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    faults: _containers.RepeatedCompositeFieldContainer[CardFault]
+    def __init__(self, faults: _Optional[_Iterable[_Union[CardFault, _Mapping[str, object]]]] = ...) -> None: ...
+
 class Inventory(_message.Message):
-    __slots__ = ("hostname", "node_version", "cpu_count", "memory_bytes", "gpus", "driver_version", "runtime", "gpu_runtime", "storage_root", "storage_root_seen", "budgets", "problems", "interfaces", "route_address", "hold", "strangers")
+    __slots__ = ("hostname", "node_version", "cpu_count", "memory_bytes", "gpus", "driver_version", "runtime", "gpu_runtime", "storage_root", "storage_root_seen", "budgets", "problems", "interfaces", "route_address", "hold", "strangers", "cards_unknown", "card_bindings", "card_faults")
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
     NODE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CPU_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +233,9 @@ class Inventory(_message.Message):
     ROUTE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     STRANGERS_FIELD_NUMBER: _ClassVar[int]
+    CARDS_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    CARD_BINDINGS_FIELD_NUMBER: _ClassVar[int]
+    CARD_FAULTS_FIELD_NUMBER: _ClassVar[int]
     hostname: bytes
     node_version: str
     cpu_count: int
@@ -191,7 +252,10 @@ class Inventory(_message.Message):
     route_address: str
     hold: EpochHold
     strangers: _containers.RepeatedCompositeFieldContainer[Stranger]
-    def __init__(self, hostname: _Optional[bytes] = ..., node_version: _Optional[str] = ..., cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping[str, object]]]] = ..., driver_version: _Optional[bytes] = ..., runtime: _Optional[bytes] = ..., gpu_runtime: _Optional[bool] = ..., storage_root: _Optional[bytes] = ..., storage_root_seen: _Optional[bool] = ..., budgets: _Optional[_Union[Budgets, _Mapping[str, object]]] = ..., problems: _Optional[_Iterable[bytes]] = ..., interfaces: _Optional[_Iterable[_Union[Interface, _Mapping[str, object]]]] = ..., route_address: _Optional[str] = ..., hold: _Optional[_Union[EpochHold, _Mapping[str, object]]] = ..., strangers: _Optional[_Iterable[_Union[Stranger, _Mapping[str, object]]]] = ...) -> None: ...
+    cards_unknown: bool
+    card_bindings: _containers.RepeatedCompositeFieldContainer[CardBinding]
+    card_faults: CardFaults
+    def __init__(self, hostname: _Optional[bytes] = ..., node_version: _Optional[str] = ..., cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping[str, object]]]] = ..., driver_version: _Optional[bytes] = ..., runtime: _Optional[bytes] = ..., gpu_runtime: _Optional[bool] = ..., storage_root: _Optional[bytes] = ..., storage_root_seen: _Optional[bool] = ..., budgets: _Optional[_Union[Budgets, _Mapping[str, object]]] = ..., problems: _Optional[_Iterable[bytes]] = ..., interfaces: _Optional[_Iterable[_Union[Interface, _Mapping[str, object]]]] = ..., route_address: _Optional[str] = ..., hold: _Optional[_Union[EpochHold, _Mapping[str, object]]] = ..., strangers: _Optional[_Iterable[_Union[Stranger, _Mapping[str, object]]]] = ..., cards_unknown: _Optional[bool] = ..., card_bindings: _Optional[_Iterable[_Union[CardBinding, _Mapping[str, object]]]] = ..., card_faults: _Optional[_Union[CardFaults, _Mapping[str, object]]] = ...) -> None: ...
 
 class Stranger(_message.Message):
     __slots__ = ("container", "name", "member", "image", "since", "cards", "cpu_millis", "memory_bytes")
@@ -320,7 +384,7 @@ class LogChunk(_message.Message):
     def __init__(self, request: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., gap: _Optional[int] = ..., end: _Optional[bool] = ..., error: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "session_epoch", "gateway", "heartbeat_seconds", "idle_seconds", "sent_at", "accepted_hold")
+    __slots__ = ("protocol", "session_epoch", "gateway", "heartbeat_seconds", "idle_seconds", "sent_at", "accepted_hold", "accepted_cards")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
@@ -328,6 +392,7 @@ class Welcome(_message.Message):
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_HOLD_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_CARDS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session_epoch: int
     gateway: str
@@ -335,7 +400,8 @@ class Welcome(_message.Message):
     idle_seconds: float
     sent_at: int
     accepted_hold: str
-    def __init__(self, protocol: _Optional[int] = ..., session_epoch: _Optional[int] = ..., gateway: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., sent_at: _Optional[int] = ..., accepted_hold: _Optional[str] = ...) -> None: ...
+    accepted_cards: str
+    def __init__(self, protocol: _Optional[int] = ..., session_epoch: _Optional[int] = ..., gateway: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., sent_at: _Optional[int] = ..., accepted_hold: _Optional[str] = ..., accepted_cards: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("sequence",)
