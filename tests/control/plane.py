@@ -147,13 +147,13 @@ class Plane:
         found = await self.storage.get_node(node, now())
         return found is not None and found.connection.state == "connected" and found.inventory_healthy, found
 
-    async def submit(self, *, nodes: int = 1, pinned: str = IMAGE, **changes: object) -> JobId:
+    async def submit(self, *, nodes: int = 1, gpus: int = 0, series: str | None = None, pinned: str = IMAGE, **changes: object) -> JobId:
         """One CPU and 1 GB a machine. ``pinned`` is what the image was resolved to."""
         self._count += 1
         body = JobBody(
             command=("true",),
             runtime=RuntimeRef(image="busybox"),
-            resources=Resources(pools=(Pool(nodes=nodes, cpus=1.0, memory_gb=1.0),)),
+            resources=Resources(pools=(Pool(nodes=nodes, gpus_per_node=gpus, cpus=1.0, memory_gb=1.0, series=series),)),
             **changes,  # type: ignore[arg-type]
         )
         spec = JobSpec(apiVersion="tuneplane/v1", kind=WorkKind.TRAINING_JOB, metadata=Metadata(name="demo"), spec=body)

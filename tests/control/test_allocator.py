@@ -14,8 +14,9 @@ from tests.control.scripted_node import inventory
 from tuneplane.control.allocator import MAX_REASONS, _shorten
 from tuneplane.domain.errors import Reason
 from tuneplane.domain.frames import CommandKind
-from tuneplane.domain.ids import JobId, MemberId
-from tuneplane.domain.inventory import Budgets
+from tuneplane.domain.hardware import Series
+from tuneplane.domain.ids import JobId, MemberId, SeriesId
+from tuneplane.domain.inventory import Budgets, Gpu, Inventory
 from tuneplane.domain.launch_table import JobState
 from tuneplane.domain.plan import read_plan
 
@@ -54,6 +55,31 @@ async def test_allocator_writes_the_plan_that_the_node_gets(database: str, tmp_p
         found = await plane.storage.get_node(node.node, now())
         assert found is not None
         assert found.held_ports == plan.ports  # R-PLC-05
+
+
+async def test_allocator_places_a_waiting_job_as_soon_as_the_registry_knows_a_card_of_its_series(database: str, tmp_path: Path) -> None:
+    """R-ENR-06: a card that the registry does not know takes no job that pins a series, and is named."""
+    async with open_plane(database, tmp_path) as plane, plane.gateway() as gateway, plane.worker():
+        await plane.storage.add_series(Series(series=SeriesId("b300"), card_names=("NVIDIA B300 SXM6",)), now())
+        node = await plane.enrol(gateway.target)
+        node.inventory = _with_cards("NVIDIA B300", "NVIDIA A40")
+        plane.nursery.start_soon(node.run)
+        job = await plane.submit(gpus=1, series="b300")
+        await _wait_reason(plane, job, "no-free-capacity")
+        await plane.wait_until(lambda: _waits_for(plane, job, "'NVIDIA B300'"), f"{job} to name the unknown card")
+        await plane.storage.add_series(Series(series=SeriesId("b300"), card_names=("nvidia b300",)), now())
+        command = await node.wait_command(CommandKind.PREPARE)
+        assert read_plan(command.plan, command.plan_digest).gpu_uuids == ("GPU-0",)
+
+
+def _with_cards(*names: str) -> Inventory:
+    gpus = tuple(Gpu(index=index, uuid=f"GPU-{index}", name=name, memory_bytes=10**9) for index, name in enumerate(names))
+    return inventory(gpus=gpus, gpu_runtime=True, budgets=Budgets(cpu_millis=8000, memory_bytes=32 << 30, gpu_indexes=(0, 1)))
+
+
+async def _waits_for(plane: Plane, job: JobId, text: str) -> tuple[bool, object]:
+    waiting = (await plane.job(job)).waiting
+    return waiting is not None and any(text in reason.detail for reason in waiting.reasons), waiting
 
 
 async def test_allocator_several_workers_never_place_more_than_there_is(database: str, tmp_path: Path) -> None:

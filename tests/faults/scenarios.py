@@ -222,7 +222,7 @@ def stop_stranger(rig: Rig, strike: Strike) -> None:
     rig.ask_gone(lambda: rig.system.client.post(f"/api/nodes/{node['id']}/stop-stranger", order))
     rig.wait_strangers()
     rig.wait_ready()
-    _then_launch(rig, strike)
+    then_launch(rig, strike)
 
 
 def database_went_back(rig: Rig, strike: Strike) -> None:
@@ -295,7 +295,7 @@ def forget(rig: Rig, strike: Strike) -> None:
 # ---------------------------------------------------------------- operators
 
 
-def _then_launch(rig: Rig, strike: Strike) -> None:
+def then_launch(rig: Rig, strike: Strike) -> None:
     """After an operator's act the system still does its work."""
     assert strike.line in rig.struck(strike.process), f"{strike.line} was not reached"
     witness = Witness.open(rig.system)
@@ -313,7 +313,7 @@ def create_token(rig: Rig, strike: Strike) -> None:
     token = rig.ask(lambda: rig.system.client.post("/api/tokens", {"name": "struck"}))["token"]
     with _as(rig, token) as client:
         assert rig.ask(lambda: client.get("/api/whoami"))["username"] == "admin"
-    _then_launch(rig, strike)
+    then_launch(rig, strike)
 
 
 def use_token(rig: Rig, strike: Strike) -> None:
@@ -321,7 +321,7 @@ def use_token(rig: Rig, strike: Strike) -> None:
     rig.strike(strike)
     with _as(rig, token) as client:
         assert rig.ask(lambda: client.get("/api/whoami"))["username"] == "admin"
-    _then_launch(rig, strike)
+    then_launch(rig, strike)
 
 
 def revoke_token(rig: Rig, strike: Strike) -> None:
@@ -329,38 +329,14 @@ def revoke_token(rig: Rig, strike: Strike) -> None:
     rig.strike(strike)
     rig.ask_gone(lambda: rig.system.client.delete(f"/api/tokens/{made['id']}"))
     with _as(rig, made["token"]) as client:
-        _refused(rig, lambda: client.get("/api/whoami"), 401)
-    _then_launch(rig, strike)
+        refused(rig, lambda: client.get("/api/whoami"), 401)
+    then_launch(rig, strike)
 
 
-def _refused(rig: Rig, call: Callable[[], object], status: int) -> None:
-    with pytest.raises(ApiRefused) as refused:
+def refused(rig: Rig, call: Callable[[], object], status: int) -> None:
+    with pytest.raises(ApiRefused) as caught:
         rig.ask(call)
-    assert refused.value.status == status, refused.value
-
-
-def create_fleet(rig: Rig, strike: Strike) -> None:
-    name = rig.fresh_name("fleet-")
-    rig.strike(strike)
-    rig.ask_gone(lambda: rig.system.client.post("/api/fleets", {"id": name, "kind": "node", "capabilities": ["train"]}))
-    assert rig.ask(lambda: rig.system.client.get(f"/api/fleets/{name}"))["kind"] == "node"
-    _then_launch(rig, strike)
-
-
-def update_fleet(rig: Rig, strike: Strike) -> None:
-    rig.strike(strike)
-    rig.ask(lambda: rig.system.client.patch(f"/api/fleets/{FLEET}", {"capabilities": ["train", "eval"]}))
-    assert rig.ask(lambda: rig.system.client.get(f"/api/fleets/{FLEET}"))["capabilities"] == ["train", "eval"]
-    _then_launch(rig, strike)
-
-
-def delete_fleet(rig: Rig, strike: Strike) -> None:
-    name = rig.fresh_name("fleet-")
-    rig.ask(lambda: rig.system.client.post("/api/fleets", {"id": name, "kind": "node", "capabilities": ["train"]}))
-    rig.strike(strike)
-    rig.ask_gone(lambda: rig.system.client.delete(f"/api/fleets/{name}"))
-    _refused(rig, lambda: rig.system.client.get(f"/api/fleets/{name}"), 404)
-    _then_launch(rig, strike)
+    assert caught.value.status == status, caught.value
 
 
 def _mint(rig: Rig) -> dict[str, Any]:
@@ -372,7 +348,7 @@ def mint_join_token(rig: Rig, strike: Strike) -> None:
     made = _mint(rig)
     listed = rig.ask(lambda: rig.system.client.get(f"/api/fleets/{FLEET}/join-tokens"))["items"]
     assert [token["state"] for token in listed if token["id"] == made["id"]] == ["unused"]
-    _then_launch(rig, strike)
+    then_launch(rig, strike)
 
 
 def revoke_join_token(rig: Rig, strike: Strike) -> None:
@@ -381,7 +357,7 @@ def revoke_join_token(rig: Rig, strike: Strike) -> None:
     rig.ask_gone(lambda: rig.system.client.delete(f"/api/fleets/{FLEET}/join-tokens/{made['id']}"))
     listed = rig.ask(lambda: rig.system.client.get(f"/api/fleets/{FLEET}/join-tokens"))["items"]
     assert [token["state"] for token in listed if token["id"] == made["id"]] == ["revoked"]
-    _then_launch(rig, strike)
+    then_launch(rig, strike)
 
 
 def set_node_state(rig: Rig, strike: Strike) -> None:
@@ -390,15 +366,15 @@ def set_node_state(rig: Rig, strike: Strike) -> None:
     for state in ("draining", "active"):
         rig.ask(lambda state=state: rig.system.client.patch(f"/api/nodes/{node['id']}", {"state": state}))  # type: ignore[misc]
         assert rig.ask(lambda: rig.system.client.get(f"/api/nodes/{node['id']}"))["scheduling"]["state"] == state
-    _then_launch(rig, strike)
+    then_launch(rig, strike)
 
 
 def delete_node(rig: Rig, strike: Strike) -> None:
     _, node = _join(rig)
     rig.strike(strike)
     rig.ask_gone(lambda: rig.system.client.delete(f"/api/nodes/{node}?force=true"))
-    _refused(rig, lambda: rig.system.client.get(f"/api/nodes/{node}"), 404)
-    _then_launch(rig, strike)
+    refused(rig, lambda: rig.system.client.get(f"/api/nodes/{node}"), 404)
+    then_launch(rig, strike)
 
 
 # ---------------------------------------------------------------- enrolment
@@ -432,7 +408,7 @@ def join(rig: Rig, strike: Strike) -> None:
     for old in before:
         rig.ask_gone(lambda old=old: rig.system.client.delete(f"/api/nodes/{old}?force=true"))  # type: ignore[misc]
     rig.wait_ready()
-    _then_launch(rig, strike)
+    then_launch(rig, strike)
 
 
 # ---------------------------------------------------------------- first starts

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from tuneplane.domain.faultpoint import FAULT_POINTS
 
-from . import scenarios
+from . import fleet_scenarios, scenarios
 from .rig import Strike
 from .scenarios import Scenario
 
@@ -39,9 +39,11 @@ REACH: dict[str, Reach] = {
     "storage.user_by_token": Reach(scenarios.use_token),
     "storage.revoke_api_token": Reach(scenarios.revoke_token),
     "storage.audit": Reach(scenarios.create_token),
-    "storage.create_fleet": Reach(scenarios.create_fleet),
-    "storage.update_fleet": Reach(scenarios.update_fleet),
-    "storage.delete_fleet": Reach(scenarios.delete_fleet),
+    "storage.create_fleet": Reach(fleet_scenarios.create_fleet),
+    "storage.update_fleet": Reach(fleet_scenarios.update_fleet),
+    "storage.delete_fleet": Reach(fleet_scenarios.delete_fleet),
+    "storage.add_series": Reach(fleet_scenarios.add_series),
+    "storage.remove_series": Reach(fleet_scenarios.remove_series),
     "storage.mint_join_token": Reach(scenarios.mint_join_token),
     "storage.revoke_join_token": Reach(scenarios.revoke_join_token),
     "storage.set_node_state": Reach(scenarios.set_node_state),

@@ -76,6 +76,10 @@ async def test_every_documented_route_answers_as_documented(database: str, tmp_p
         assert (await http.get("/api/fleets")).json()["items"][0]["id"] == "lab"
         assert (await http.get("/api/fleets/lab")).status_code == 200
         assert (await http.patch("/api/fleets/lab", json={"capabilities": ["train", "eval"]})).status_code == 200
+        series = {"series": "h100", "card_names": ["NVIDIA H100 PCIe"]}
+        assert [(await http.post("/api/hardware", json=series)).status_code for _ in range(2)] == [201, 200]
+        assert (await http.get("/api/hardware")).json() == {"items": [series], "next_cursor": None}
+        assert (await http.delete("/api/hardware/h100")).status_code == 204
         minted = (await http.post("/api/fleets/lab/join-tokens")).json()
         spare = (await http.post("/api/fleets/lab/join-tokens")).json()
         assert (await http.get("/api/fleets/lab/join-tokens")).status_code == 200

@@ -14,6 +14,7 @@ from tuneplane.domain.ports import Storage
 from .api_accounts import Accounts, Credentials, FirstAdministrator, NewToken, TokenDraft
 from .api_base import Base, Clock, Entropy, may_see
 from .api_fleets import FleetAnswer, FleetDraft, FleetPatch, Fleets, JoinTokenAnswer, NewJoinToken, answer_fleet
+from .api_hardware import Hardware, SeriesAnswer, SeriesDraft
 from .api_jobs import Jobs, Preview
 from .api_logs import (
     ArchiveReader,
@@ -48,6 +49,8 @@ __all__ = [
     "FollowInterrupted",
     "FollowWaiting",
     "EpochAcceptance",
+    "SeriesAnswer",
+    "SeriesDraft",
     "GatewayTrust",
     "ImageResolver",
     "JoinAnswer",
@@ -79,6 +82,7 @@ class ControlApi:
 
     accounts: Accounts
     fleets: Fleets
+    hardware: Hardware
     nodes: Nodes
     jobs: Jobs
     logs: Logs
@@ -103,6 +107,7 @@ def make_control_api(
     return ControlApi(
         accounts=Accounts(storage=storage, clock=clock, entropy=entropy),
         fleets=fleets,
+        hardware=Hardware(storage=storage, clock=clock, entropy=entropy),
         nodes=Nodes(storage=storage, clock=clock, entropy=entropy, fleets=fleets, gateway=gateway),
         jobs=jobs,
         logs=Logs(jobs=jobs, reader=log_reader, archive=archive, storage_root=storage_root),

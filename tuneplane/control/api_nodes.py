@@ -13,7 +13,8 @@ from tuneplane.domain.addresses import is_numeric
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused
 from tuneplane.domain.fleets import Delivery, Fleet
 from tuneplane.domain.frames import WIRE_PROTOCOL
-from tuneplane.domain.ids import SLUG, FleetId, MemberId, NodeId, UserName
+from tuneplane.domain.hardware import unknown_card, unknown_cards_of
+from tuneplane.domain.ids import SLUG, FleetId, MemberId, NodeId, SeriesId, UserName
 from tuneplane.domain.inventory import Budgets, EpochHold, Gpu, Interface, Inventory, Stranger
 from tuneplane.domain.jobs import JoinRequest, Page, User
 from tuneplane.domain.liveness import Readiness, readiness
@@ -97,6 +98,8 @@ class NodeAnswer:
     connection: Connection
     scheduling: Scheduling
     inventory: InventoryAnswer | None  # None: the machine has not reported yet
+    card_series: dict[str, SeriesId]  # by the card's UUID (R-ENR-06)
+    unknown_cards: tuple[str, ...]  # names that the hardware registry does not have: no job that pins a series gets these
     capacity: Capacity | None
     members: tuple[str, ...]
     violations: tuple[str, ...]  # what had ended and is reported alive all the same; it is being stopped
@@ -190,6 +193,7 @@ class Nodes(Base):
         others = await self.storage.nodes_at_address(node.fleet, request.address, node.id)
         if others:
             warnings.append(f"another live Node already answers at {request.address}: {', '.join(others)}")
+        warnings += [unknown_card(name) for name in unknown_cards_of(node)]
         return tuple(warnings)
 
     async def get(self, caller: User, node: NodeId) -> NodeAnswer:
@@ -272,6 +276,8 @@ def answer_node(node: Node, fleet: Fleet, now: datetime) -> NodeAnswer:
         connection=_connection(node.connection, now),
         scheduling=Scheduling(state=node.state, cordons=node.cordons),
         inventory=_inventory(node),
+        card_series=node.card_series,
+        unknown_cards=unknown_cards_of(node),
         capacity=node.capacity,
         members=node.members,
         violations=node.violations,

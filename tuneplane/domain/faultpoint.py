@@ -35,6 +35,8 @@ FAULT_POINTS: dict[str, str] = {
     "storage.create_fleet": "api: a Fleet",
     "storage.update_fleet": "api: a Fleet's settings or state",
     "storage.delete_fleet": "api: the end of a Fleet",
+    "storage.add_series": "api: a hardware series, or more cards of one",
+    "storage.remove_series": "api: the end of a hardware series, or of one of its cards",
     "storage.mint_join_token": "api: a Join Token's hash",
     "storage.revoke_join_token": "api: the end of a Join Token",
     "storage.join": "api: a Node, its credential's hash and the use of its Join Token",

@@ -6,6 +6,7 @@ before R495 said "A100-SXM4-40GB", later ones "NVIDIA A100-SXM4-40GB" of the sam
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 
 from attrs import evolve, field, frozen
@@ -72,6 +73,14 @@ def unknown_cards(gpus: Iterable[Gpu], known: Iterable[str]) -> tuple[str, ...]:
 
 def unknown_cards_of(node: Node) -> tuple[str, ...]:
     return unknown_cards(node.inventory.gpus, node.card_series) if node.inventory is not None else ()
+
+
+def unknown_card(name: str) -> str:
+    """What an operator is told of such a card, and what to do about it."""
+    return (
+        f"the hardware registry does not know the card {name!r}: jobs that pin a series are not placed on it"
+        f" until an administrator adds it (tuneplane hardware add SERIES {shlex.quote(name)})"
+    )
 
 
 def only_series(node: Node, series: str | None) -> Node:

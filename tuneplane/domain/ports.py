@@ -17,7 +17,8 @@ from typing import Protocol
 from .errors import Reason
 from .fleets import Capability, Fleet, FleetState, Visibility
 from .frames import Hello, Observation
-from .ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, OperationId, TokenId, TraceId, UserName, WorkerId
+from .hardware import Registry, Series
+from .ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, OperationId, SeriesId, TokenId, TraceId, UserName, WorkerId
 from .inventory import Inventory
 from .jobs import (
     ApiToken,
@@ -98,6 +99,22 @@ class FleetStore(Protocol):
 
     async def delete_fleet(self, fleet: FleetId) -> None:
         """Refused(code="fleet-in-use") naming what is left: Nodes or attempts that have not ended (R-FLT-06)."""
+
+
+class HardwareStore(Protocol):
+    """R-ENR-06. Nodes come out of the other ports with ``card_series`` filled from it."""
+
+    async def hardware(self) -> Registry:
+        """The whole registry, by series; the names of each in the order of their coming."""
+
+    async def add_series(self, series: Series, now: datetime) -> tuple[Series, bool]:
+        """Make the series, or add to its names; answers it as it is then, and whether it is new. Waiting jobs are looked at again.
+
+        Refused: ``card-taken`` (a name belongs to another series), ``too-many-card-names``, ``too-many-series``.
+        """
+
+    async def remove_series(self, series: SeriesId, card_name: str | None = None) -> None:
+        """The series, or one of its names. NotFound. Refused: ``series-in-use`` naming the live jobs that pin it, ``last-card-name``."""
 
 
 class EnrolmentStore(Protocol):
@@ -237,7 +254,10 @@ class JobStore(Protocol):
         idempotency_key: str | None,
         now: datetime,
     ) -> Job:
-        """Write a queued job. The same owner and key again return the first job."""
+        """Write a queued job. The same owner and key again return the first job.
+
+        NotFound for a Fleet, Refused ``no-such-series`` for a pinned series, that was deleted since the job was judged.
+        """
 
     async def get_job(self, job: JobId) -> Job | None: ...
 
@@ -262,7 +282,7 @@ class JobStore(Protocol):
         ``after`` is the attempt that the caller saw fail: once a later one was placed, a repeat answers the job as it is.
 
         NotFound. Refused: ``job-live``, ``job-succeeded``, ``job-stopped`` (a stop is for ever, R-LCH-12),
-        ``too-many-attempts``, ``fleet-gone``.
+        ``too-many-attempts``, ``fleet-gone``, ``series-gone``.
         """
 
     async def timeline(self, job: JobId, limit: int) -> list[TimelineEvent]: ...
@@ -325,7 +345,19 @@ class PokeStore(Protocol):
         """Coalesced pokes. Also yields *all* ``topics`` once at the start, after every reconnect, and every poll interval."""
 
 
-class Storage(AccountStore, FleetStore, EnrolmentStore, NodeStore, SessionStore, JobStore, LaunchStore, IdentityStore, PokeStore, Protocol):
+class Storage(
+    AccountStore,
+    FleetStore,
+    HardwareStore,
+    EnrolmentStore,
+    NodeStore,
+    SessionStore,
+    JobStore,
+    LaunchStore,
+    IdentityStore,
+    PokeStore,
+    Protocol,
+):
     """All of it, as one object."""
 
     async def ping(self) -> None:

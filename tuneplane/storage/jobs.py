@@ -42,9 +42,11 @@ class Jobs(Aggregate):
         try:
             return await self._db.write("submit", _submit, job, spec, owner, fleet, image, trace, idempotency_key, now)
         except ConstraintViolated as error:
-            if error.constraint != "job_fleet":
-                raise
-            raise NotFound("Fleet", fleet) from error
+            if error.constraint == "job_fleet":
+                raise NotFound("Fleet", fleet) from error
+            if error.constraint == "job_series":
+                raise no_such_series(spec) from error
+            raise
 
     async def get_job(self, job: JobId) -> Job | None:
         return await self._db.read(_get, job)
@@ -82,9 +84,10 @@ class Jobs(Aggregate):
         try:
             return await self._db.write("retry", _retry, job, by, after, now)
         except ConstraintViolated as error:
-            if error.constraint != "job_fleet":
+            gone = {"job_fleet": ("fleet-gone", "Fleet"), "job_series": ("series-gone", "hardware series")}.get(error.constraint)
+            if gone is None:
                 raise
-            raise Refused("fleet-gone", f"the Fleet of job {job} was deleted: submit it anew") from error
+            raise Refused(gone[0], f"the {gone[1]} of job {job} was deleted: submit it anew") from error
 
     async def timeline(self, job: JobId, limit: int) -> list[TimelineEvent]:
         """The latest ``limit`` events, oldest first."""
@@ -94,6 +97,11 @@ class Jobs(Aggregate):
             TimelineEvent(at=row["at"], kind=row["kind"], subject=row["subject"], detail=row["detail"], sequence=row["sequence"])
             for row in rows
         ]
+
+
+def no_such_series(spec: JobSpec) -> Refused:
+    detail = f"the hardware registry has no series {spec.pool.series!r}"
+    return Refused("no-such-series", detail, field="spec.resources.pools[0].series")
 
 
 async def _submit(

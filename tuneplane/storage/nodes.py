@@ -9,6 +9,7 @@ from datetime import datetime
 from tuneplane.bridge.postgres import Connection, Row
 from tuneplane.domain.errors import NotFound, Reason, Refused
 from tuneplane.domain.frames import CommandKind
+from tuneplane.domain.hardware import Registry, series_by_card
 from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
 from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.jobs import Page
@@ -19,6 +20,7 @@ from tuneplane.domain.verdict import DECLARED_LOST, NODE_REMOVED
 
 from .commands import insert_stop, withdraw
 from .database import Aggregate, audit, clean, from_json, keys_of, note, page_of, poke
+from .hardware import read_registry
 from .holds import release
 from .stopping import was_sent
 
@@ -49,7 +51,7 @@ class Nodes(Aggregate):
 
     async def get_node(self, node: NodeId, now: datetime) -> Node | None:
         row = await self._db.fetchrow(f"{VIEW} AND node.id = $1", node)
-        return node_of(row, now) if row is not None else None
+        return node_of(row, now, await self._registry()) if row is not None else None
 
     async def list_nodes(self, fleet: FleetId | None, page: Page, now: datetime) -> tuple[list[Node], str | None]:
         keys = keys_of(page)
@@ -58,11 +60,16 @@ class Nodes(Aggregate):
             " ORDER BY node.created_at DESC, node.id DESC LIMIT $4"
         )
         rows, cursor = page_of(await self._db.fetch(sql, fleet, keys.at, keys.id, keys.limit), page)
-        return [node_of(row, now) for row in rows], cursor
+        registry = await self._registry()
+        return [node_of(row, now, registry) for row in rows], cursor
 
     async def placement_nodes(self, fleet: FleetId, now: datetime) -> list[Node]:
         rows = await self._db.fetch(f"{VIEW} AND fleet_id = $1 ORDER BY node.id", fleet)
-        return [node_of(row, now) for row in rows]
+        registry = await self._registry()
+        return [node_of(row, now, registry) for row in rows]
+
+    async def _registry(self) -> Registry:
+        return await read_registry(self._db.fetch)
 
     async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
         """``active`` is the operator's word that all is well: it lifts the operator's cordon and that of a lost journal."""
@@ -79,8 +86,8 @@ class Nodes(Aggregate):
         await self._db.write("declare_lost", _declare_lost, node, member, by, clean(reason), now)
 
 
-def node_of(row: Row, now: datetime) -> Node:
-    """One row of ``VIEW`` as a value, judged at ``now``."""
+def node_of(row: Row, now: datetime, registry: Registry) -> Node:
+    """One row of ``VIEW`` as a value, judged at ``now``; the series of its cards by ``registry``."""
     inventory = from_json(Inventory, row["inventory"])
     fresh = row["epoch"] is not None and row["inventory_epoch"] == row["epoch"]
     return Node(
@@ -95,6 +102,7 @@ def node_of(row: Row, now: datetime) -> Node:
         inventory_healthy=fresh and inventory is not None and not inventory.problems,
         capacity=_capacity(row),
         free_gpu_uuids=tuple(row["free_gpu_uuids"]),
+        card_series=series_by_card(inventory, registry),
         held_ports=tuple(row["held_ports"]),
         members=tuple(row["members"]),
         violations=tuple(row["violations"]),
@@ -139,7 +147,8 @@ def _capacity(row: Row) -> Capacity | None:
 
 
 async def view(connection: Connection, node: NodeId, now: datetime) -> Node:
-    return node_of(await connection.fetchrow(f"{VIEW} AND node.id = $1", node), now)
+    row = await connection.fetchrow(f"{VIEW} AND node.id = $1", node)
+    return node_of(row, now, await read_registry(connection.fetch))
 
 
 async def set_cordon(connection: Connection, node: NodeId, owner: str, reason: str | None, now: datetime) -> None:

@@ -8,6 +8,7 @@ from .accounts import Accounts
 from .commands import Commands
 from .enrolment import Enrolment
 from .fleets import Fleets
+from .hardware import Hardware
 from .identities import Identities
 from .inventories import Inventories
 from .jobs import Jobs
@@ -24,7 +25,20 @@ if TYPE_CHECKING:
 
 
 class PostgresStorage(
-    Accounts, Fleets, Enrolment, Nodes, Sessions, Inventories, Observations, Commands, Jobs, Launches, Identities, Strangers, Pokes
+    Accounts,
+    Fleets,
+    Hardware,
+    Enrolment,
+    Nodes,
+    Sessions,
+    Inventories,
+    Observations,
+    Commands,
+    Jobs,
+    Launches,
+    Identities,
+    Strangers,
+    Pokes,
 ):
     """Storage on PostgreSQL. Made by :func:`tuneplane.storage.open_storage`; any number of tasks may use it at once."""
 

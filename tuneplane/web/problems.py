@@ -31,6 +31,7 @@ STATUS_OF_CODE = {  # of a Refused; any other code is a conflict with the state 
     "token-used": 403,
     "no-fleet-fits": 422,
     "fleet-refused": 422,
+    "no-such-series": 422,
     "image-unresolved": 422,
     "idempotency-key-reused": 422,
     "unsupported-media-type": 415,

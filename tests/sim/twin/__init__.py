@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .base import Calm, Client, Database, Weather
+from .hardware import Hardware
 from .jobs import Jobs
 from .launches import Launches
 from .losses import Losses
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Book", "Calm", "Change", "Client", "Database", "Twin", "Weather"]
 
 
-class Twin(People, Nodes, Losses, Sessions, Observations, Strangers, Jobs, Launches):
+class Twin(People, Hardware, Nodes, Losses, Sessions, Observations, Strangers, Jobs, Launches):
     """One process's connection to the shared :class:`Database`."""
 
 

@@ -22,8 +22,10 @@ from tuneplane.domain.plan import PlanSight, sight
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import STOPPED, cause_between_attempts, cause_of_stop, check_retry
 from tuneplane.storage.database import clean
+from tuneplane.storage.jobs import no_such_series
 
 from .base import Client, note, page_of, poke
+from .hardware import series_is_known
 from .members import member_views, members_of, silent_since, stop_members
 from .rows import AttemptRow, Book, MemberRow
 
@@ -97,6 +99,8 @@ def _submit(book: Book, made: Job, key: str | None, now: datetime) -> Job:
         return book.jobs[former or made.id]
     if made.fleet not in book.fleets:
         raise NotFound("Fleet", made.fleet)
+    if not series_is_known(book, made.spec):
+        raise no_such_series(made.spec)
     book.jobs.put(made.id, made)
     if key is not None:
         book.submissions.put((made.owner, key), made.id)
@@ -231,6 +235,8 @@ def _retry(book: Book, job: JobId, by: UserName, after: int | None, now: datetim
     check_retry(job, row.state, row.stop_asked_at, row.attempt_number)
     if row.fleet not in book.fleets:
         raise Refused("fleet-gone", f"the Fleet of job {job} was deleted: submit it anew")
+    if not series_is_known(book, row.spec):
+        raise Refused("series-gone", f"the hardware series of job {job} was deleted: submit it anew")
     if row.state is JobState.FAILED or row.not_before is not None:
         empty = {"ended_at": None, "not_before": None, "reason_code": "", "reason_detail": "", "waiting": None}
         book.jobs.put(job, evolve(row, state=JobState.QUEUED, **empty))  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from attrs import evolve
 
 from tuneplane.domain.errors import Fenced, NotFound, Reason, Refused
 from tuneplane.domain.fleets import Delivery
+from tuneplane.domain.hardware import series_by_card
 from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
 from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.jobs import Page
@@ -18,6 +19,7 @@ from tuneplane.storage.database import clean
 from tuneplane.storage.nodes import left_behind
 
 from .base import Client, audit, note, page_of, poke
+from .hardware import registry_of
 from .rows import Book, GrantRow, NodeRow, SessionRow
 
 
@@ -94,6 +96,7 @@ def view(book: Book, node: NodeId, now: datetime) -> Node:
         inventory_healthy=fresh and row.inventory is not None and not row.inventory.problems,
         capacity=_capacity(book, row),
         free_gpu_uuids=tuple(uuid for uuid in placeable(book, node) if uuid not in book.gpu_holds),
+        card_series=series_by_card(row.inventory, registry_of(book)),
         held_ports=tuple(sorted(port for holder, port in book.port_holds.rows if holder == node)),
         members=tuple(sorted(hold.member for hold in book.holds if hold.node == node)),
         violations=tuple(sorted(row.violation for row in book.members if row.node == node and row.violation))[:MOST_VIOLATIONS],

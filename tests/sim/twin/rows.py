@@ -10,7 +10,8 @@ from attrs import define, field, frozen
 
 from tuneplane.domain.fleets import Fleet
 from tuneplane.domain.frames import CommandKind, Progress
-from tuneplane.domain.ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, OperationId, TraceId, WorkerId
+from tuneplane.domain.hardware import Series
+from tuneplane.domain.ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, OperationId, SeriesId, TraceId, WorkerId
 from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, Job, JoinToken, TimelineEvent, User
 from tuneplane.domain.launch_table import AttemptState, MemberPhase
@@ -234,6 +235,7 @@ class Book:
     api_tokens: Table[str, tuple[ApiToken, str, bool]] = field(init=False)
     audit: Table[int, tuple[object, ...]] = field(init=False)
     fleets: Table[FleetId, Fleet] = field(init=False)
+    series: Table[SeriesId, Series] = field(init=False)
     identities: Table[str, EncryptedIdentity] = field(init=False)
     nodes: Table[NodeId, NodeRow] = field(init=False)
     tokens: Table[str, TokenRow] = field(init=False)
