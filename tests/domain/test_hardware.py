@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.domain.strategies import EPOCH
+from tuneplane.domain.admission import admission_reasons
 from tuneplane.domain.errors import InvalidInput
 from tuneplane.domain.fleets import Capability, Delivery, Fleet, FleetKind
 from tuneplane.domain.hardware import (
@@ -27,7 +28,7 @@ from tuneplane.domain.ids import FleetId, NodeId, SeriesId
 from tuneplane.domain.inventory import Budgets, Gpu, Inventory
 from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Pool, Resources, RuntimeRef, WorkKind, check_job_spec
 from tuneplane.domain.nodes import Capacity, Connection, Node, NodeState
-from tuneplane.domain.placement import MustWait, Placed, admission_reasons, place
+from tuneplane.domain.placement import MustWait, Placed, place
 
 H100, A100 = SeriesId("h100"), SeriesId("a100")
 REGISTRY = Registry((Series(series=H100, card_names=("NVIDIA H100 80GB HBM3",)), Series(series=A100, card_names=("A100-SXM4-40GB",))))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.domain.strategies import EPOCH
 from tuneplane.domain.ids import FleetId, NodeId
 from tuneplane.domain.inventory import Budgets, Inventory
-from tuneplane.domain.leases import can_lease, lease_ports
+from tuneplane.domain.leases import can_lease, lease_ports, most_adjacent
 from tuneplane.domain.nodes import Connection, Node, NodeState
 
 FIRST, LAST = 20000, 20039
@@ -63,3 +63,11 @@ def test_lease_different_attempts_begin_at_different_ports() -> None:
 def test_lease_single_ports_leave_the_bottom_of_the_range_to_blocks() -> None:
     singles = {port for number in range(200) for port in lease_ports(node(last=FIRST + 999), 1, f"job-{number}-1") or ()}
     assert min(singles) >= FIRST + 999 - 127
+
+
+@given(st.sets(st.integers(FIRST - 2, LAST + 2)))
+def test_most_adjacent_is_the_longest_block_that_can_be_leased(held: set[int]) -> None:
+    """L-L1: the number in a refusal is true."""
+    most = most_adjacent(node(held))
+    assert most == 0 or lease_ports(node(held), most, "") is not None
+    assert lease_ports(node(held), most + 1, "") is None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.domain.strategies import EPOCH, fleets, job_specs, node_lists
 from tuneplane.domain.addresses import is_numeric
+from tuneplane.domain.admission import admission_reasons
 from tuneplane.domain.fleets import Capability, Delivery, Fleet, FleetKind, FleetState
 from tuneplane.domain.ids import FleetId, NodeId
 from tuneplane.domain.inventory import Budgets, Interface, Inventory, Stranger
@@ -30,7 +31,7 @@ from tuneplane.domain.jobspec import (
 from tuneplane.domain.leases import ports_needed
 from tuneplane.domain.liveness import readiness
 from tuneplane.domain.nodes import Capacity, Connection, Node, NodeState
-from tuneplane.domain.placement import MustWait, Placed, admission_reasons, place
+from tuneplane.domain.placement import MustWait, Placed, place
 
 
 @given(job_specs(), fleets(), node_lists())
@@ -259,7 +260,7 @@ def test_admission_counts_the_machines_that_a_gang_needs() -> None:
     nodes = [machine(1, cpus=0, interfaces=(bond,)), attrs.evolve(machine(2), connection=Connection(state="never"))]
     assert admission_reasons(gang(2), LAB, nodes) == ()
     (few,) = admission_reasons(gang(3), LAB, nodes)
-    assert (few.code, "needs 3 machines" in few.detail, "2 of its machines" in few.detail) == ("inventory-fit", True, True)
+    assert (few.code, "needs 3 machines" in few.detail, "2 of its machines" in few.detail) == ("too-few-machines", True, True)
     (without,) = admission_reasons(gang(2, interface="bond0"), LAB, nodes)
     assert (without.code, without.detail) == ("no-interface", "the job needs 2 machines with interface bond0, Fleet lab has 1")
     assert admission_reasons(gang(1, interface="bond0"), LAB, nodes) == ()

@@ -42,7 +42,12 @@ class ApiRefused(TuneplaneError):
         self.code = str(problem.get("code", "refused"))
         self.field = str(problem.get("field") or "")
         raw = [reason for reason in problem.get("reasons") or [] if isinstance(reason, dict)]
-        self.reasons = [Reason(*(str(reason.get(name, "")) for name in ("code", "detail", "subject"))) for reason in raw]
+        self.reasons = [Reason(*_texts(reason)) for reason in raw]
+
+
+def _texts(reason: Mapping[str, Any]) -> tuple[str, str, str]:
+    code, detail, subject = (str(reason.get(name, "")) for name in ("code", "detail", "subject"))
+    return code, detail, subject
 
 
 def _stripped(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import trio
 from attrs import field, frozen
 
+from tuneplane.domain.admission import WORKLOAD_OF, Candidate, admission_reasons, choose
 from tuneplane.domain.errors import InvalidInput, NotFound, Reason, Refused
 from tuneplane.domain.fleets import Fleet, FleetKind
 from tuneplane.domain.ids import FleetId, JobId, NodeId, TraceId
@@ -14,7 +15,7 @@ from tuneplane.domain.jobs import Job, Page, TimelineEvent, User
 from tuneplane.domain.jobspec import JobSpec, check_job_spec, check_node_fleet_shape, check_supported
 from tuneplane.domain.launch_table import JobState
 from tuneplane.domain.nodes import Node
-from tuneplane.domain.placement import Placed, admission_reasons, place
+from tuneplane.domain.placement import Placed, place
 
 from .api_base import Base
 from .api_fleets import Fleets
@@ -26,7 +27,6 @@ TIMELINE_EVENTS = 1000  # an attempt has some twenty; the newest are kept
 MOST_KEY = 200  # characters of an Idempotency-Key: a UUID has 36
 MOST_LABELS = 64
 MOST_LABEL_TEXT = 256  # characters of a label's name or value
-UNSEEN = "Fleets that you cannot see were not considered."  # R-PLC-02: no names, no numbers, whether there are any or not
 
 
 @frozen(kw_only=True)
@@ -149,22 +149,18 @@ class Jobs(Base):
             raise Refused("image-unresolved", detail, field=IMAGE_FIELD) from None
 
     async def _choose(self, caller: User, spec: JobSpec) -> tuple[Fleet, list[Node]]:
-        """The Fleet that takes the job: the named one, or of those that fit one with room now, then by id (R-PLC-01)."""
+        """The Fleet that takes the job (R-PLC-01), of those that the caller may see."""
         named = spec.spec.fleet
         fleets = [await self.fleets.get(caller, FleetId(named))] if named is not None else await self.fleets.visible(caller)
-        fitting: list[tuple[bool, FleetId, Fleet, list[Node]]] = []
-        reasons: list[Reason] = []
-        for fleet in fleets:
-            nodes = await self.storage.placement_nodes(fleet.id, self.clock())
-            refused = _backend_reasons(fleet) or admission_reasons(spec, fleet, nodes)
-            reasons += refused
-            if not refused:
-                waits = not isinstance(place(spec, fleet, nodes, self.clock()), Placed)
-                fitting.append((waits, fleet.id, fleet, nodes))
-        if not fitting:
-            raise _no_fleet(named, reasons)
-        _, _, fleet, nodes = min(fitting, key=lambda one: one[:2])
-        return fleet, nodes
+        nodes = {fleet.id: await self.storage.placement_nodes(fleet.id, self.clock()) for fleet in fleets}
+        candidates = [self._candidate(spec, fleet, nodes[fleet.id]) for fleet in fleets]
+        fleet = choose(WORKLOAD_OF[spec.kind], candidates, named=named is not None)
+        assert fleet is not None  # jobs have one
+        return fleet, nodes[fleet.id]
+
+    def _candidate(self, spec: JobSpec, fleet: Fleet, nodes: list[Node]) -> Candidate:
+        refusals = _backend_reasons(fleet) or admission_reasons(spec, fleet, nodes)
+        return Candidate(fleet, refusals, not refusals and isinstance(place(spec, fleet, nodes, self.clock()), Placed))
 
 
 def _same(first: Job, spec: JobSpec) -> Job:
@@ -172,13 +168,6 @@ def _same(first: Job, spec: JobSpec) -> Job:
     if first.spec != spec:
         raise Refused("idempotency-key-reused", f"this Idempotency-Key was used for job {first.id}, which has another specification")
     return first
-
-
-def _no_fleet(named: str | None, reasons: list[Reason]) -> Refused:
-    if named is not None:
-        return Refused("fleet-refused", reasons[0].detail, field="spec.fleet", reasons=tuple(reasons))
-    detail = "no Fleet can hold this job" if reasons else "there is no Fleet that you can submit to"
-    return Refused("no-fleet-fits", f"{detail}. {UNSEEN}", reasons=tuple(reasons))
 
 
 def _backend_reasons(fleet: Fleet) -> tuple[Reason, ...]:

@@ -24,11 +24,14 @@ class InvalidInput(TuneplaneError):
 
 @frozen
 class Reason:
-    """One machine-readable reason: a stable kebab-case ``code``, a sentence, and what it is about."""
+    """One machine-readable reason: a stable kebab-case ``code``, a sentence, what it is about, and its numbers (L-L1)."""
 
     code: str
     detail: str
-    subject: str = ""  # a Fleet or Node id where the reason concerns one
+    subject: str = ""  # a Fleet, Node or job id where the reason concerns one
+    unit: str = ""  # of ``need`` and ``have``: "cpu_millis", "memory_bytes", "gpus", "ports" or "machines"
+    need: int | None = None
+    have: int | None = None
 
 
 class Refused(TuneplaneError):

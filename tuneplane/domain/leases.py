@@ -60,6 +60,17 @@ def can_lease(node: Node, count: int) -> bool:
     return lease_ports(node, count, "") is not None
 
 
+def most_adjacent(node: Node) -> int:
+    """How many adjacent ports of its range nobody holds, at most."""
+    if node.inventory is None:
+        return 0
+    budgets, longest, start = node.inventory.budgets, 0, node.inventory.budgets.port_first
+    for port in (*sorted(node.held_ports), budgets.port_last + 1):
+        if budgets.port_first <= port <= budgets.port_last + 1:
+            longest, start = max(longest, port - start), port + 1
+    return longest
+
+
 def _starts(first: int, last: int, count: int, salt: int) -> Iterator[int]:
     """Every first port of a block, in the order of the search."""
     if count == 1:

@@ -1,26 +1,32 @@
-"""The planner: pure and deterministic. Which Node gets a job, or why none does (R-PLC-02 to R-PLC-04)."""
+"""The planner's room: pure and deterministic. Which Nodes get a job, or why none does (R-PLC-03, R-PLC-04).
+
+A :class:`Room` is what one look at a Fleet has found, less what the same look has given away since. It answers for
+thousands of jobs: Nodes are judged once a shape, and after that only where something was taken.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from heapq import heapify, heappop, heappush
 from typing import Union
 
-from attrs import frozen
+from attrs import define, evolve, field, frozen
 
 from .cards import choose_cards
 from .errors import Reason
-from .fleets import Capability, Fleet, FleetState
-from .hardware import only_series, unknown_cards_of
+from .fit import Shape, shape_of, why_closed, why_not
+from .fleets import Fleet
+from .hardware import only_series
+from .ids import NodeId
 from .jobs import Allocation
-from .jobspec import JobSpec, WorkKind, cpu_millis, memory_bytes
-from .leases import can_lease, lease_ports, port_count, ports_needed
-from .liveness import readiness
+from .jobspec import JobSpec
+from .leases import lease_ports, ports_needed
 from .nodes import Node
 from .plan import LOOPBACK
-from .reach import Peers, address_of, look_at_peers, why_no_interface, why_unreachable
+from .reach import Peers, address_of, look_at_peers
 
-MOST_UNKNOWN = 3  # names of cards in one sentence
-CAPABILITY_OF = {WorkKind.TRAINING_JOB: Capability.TRAIN, WorkKind.LIFECYCLE_JOB: Capability.TRAIN}
+NONE: frozenset[NodeId] = frozenset()
 
 
 @frozen
@@ -36,172 +42,157 @@ class MustWait:
     reasons: tuple[Reason, ...]
 
 
-def admission_reasons(spec: JobSpec, fleet: Fleet, nodes: list[Node]) -> tuple[Reason, ...]:
-    """Why ``fleet`` could never hold the job; () when it could. Counts the budgets of all enrolled Nodes (R-PLC-02)."""
-    need = CAPABILITY_OF[spec.kind]
-    if need not in fleet.capabilities:
-        return (Reason("capability", f"Fleet {fleet.id} does not declare {need.value!r}", fleet.id),)
-    if fleet.state is not FleetState.ACTIVE:
-        return (Reason("fleet-state", f"Fleet {fleet.id} is {fleet.state.value}", fleet.id),)
-    declared = [only_series(node, spec.pool.series) for node in nodes if node.capacity is not None]
-    if not declared:
-        return (Reason("no-inventory", f"Fleet {fleet.id} has no machine with declared budgets", fleet.id),)
-    if all(_why_no_series(spec, node) for node in declared):
-        return (Reason("series", f"no machine of Fleet {fleet.id} has cards of series {spec.pool.series!r}{_unknown(declared)}", fleet.id),)
-    fit = [node for node in declared if _shortfall(spec, node, free=False) is None]
-    if not fit:
-        return (Reason("inventory-fit", f"no machine of Fleet {fleet.id} is large enough: {_need(spec)}", fleet.id),)
-    if len(fit) < spec.pool.nodes:
-        few = f"{len(fit)} of its machines are large enough: each {_need(spec)}"
-        return (Reason("inventory-fit", f"the job needs {spec.pool.nodes} machines of Fleet {fleet.id}, {few}", fleet.id),)
-    return _port_reasons(spec, fleet, fit) or _interface_reasons(spec, fleet, fit)
+Key = tuple[int, int, NodeId]
 
 
-def _port_reasons(spec: JobSpec, fleet: Fleet, fit: list[Node]) -> tuple[Reason, ...]:
-    """A block that is longer than a machine's whole range is never free there; Ray's grows with the CPUs."""
-    need = ports_needed(spec, rank=0)
-    may = [node for node in fit if node.inventory is None or port_count(node.inventory.budgets) >= need]
-    if len(may) >= spec.pool.nodes:
-        return ()
-    detail = f"TUNEPLANE_NODE_PORT_RANGE holds the {need} ports of a member on {len(may)} machines of Fleet {fleet.id}"
-    return (Reason("port-range", f"{detail}, the job needs {spec.pool.nodes}", fleet.id),)
+@define
+class _Fit:
+    """The Nodes that take a member of one shape, those with the least left over first, and why the others do not."""
+
+    heap: list[tuple[Key, NodeId]]  # also what has changed since: an entry counts while its key is the Node's
+    why: dict[NodeId, Reason]
+    seen: int  # of the room's changes
 
 
-def _interface_reasons(spec: JobSpec, fleet: Fleet, fit: list[Node]) -> tuple[Reason, ...]:
-    """A machine that tells no interfaces at all just now (its runtime is down, say) may have it."""
-    name = _interface(spec)
-    if name is None:
-        return ()
-    may = [node for node in fit if node.inventory is None or not node.inventory.interfaces or why_no_interface(node, name) is None]
-    if len(may) >= spec.pool.nodes:
-        return ()
-    detail = f"the job needs {spec.pool.nodes} machines with interface {name}, Fleet {fleet.id} has {len(may)}"
-    return (Reason("no-interface", detail, fleet.id),)
+@define
+class Room:
+    """Free room of one Fleet at one moment. ``take`` makes it less; nothing makes it more."""
+
+    fleet: Fleet
+    now: datetime
+    nodes: dict[NodeId, Node]
+    closed: dict[NodeId, Reason] = field(factory=dict, init=False)  # take no work at all
+    _keys: dict[NodeId, Key] = field(factory=dict, init=False)
+    _fits: dict[Shape, _Fit] = field(factory=dict, init=False)
+    _peers: dict[str | None, Peers] = field(factory=dict, init=False)
+    _changes: list[NodeId] = field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        for node in self.nodes.values():
+            reason = why_closed(node, self.fleet, self.now)
+            if reason is not None:
+                self.closed[node.id] = reason
+            else:
+                self._keys[node.id] = _left_over(node)
+
+    def place(self, spec: JobSpec, seed: str = "", without: frozenset[NodeId] = NONE) -> Placed | None:
+        """Of the Nodes that fit, those that leave the least behind; None when there are too few. Takes nothing.
+
+        Ranks follow the ids of the machines. ``seed`` only turns the search for free ports (see leases.py).
+        """
+        shape = shape_of(spec)
+        best = self.best(shape, without)
+        if len(best) < shape.machines:
+            return None
+        return Placed(tuple(_allocate(spec, shape, self.nodes[node], rank, seed) for rank, node in enumerate(sorted(best))))
+
+    def best(self, shape: Shape, without: frozenset[NodeId] = NONE) -> list[NodeId]:
+        """As many Nodes as the shape needs, or all that fit when there are not so many."""
+        fit = self._fit(shape)
+        kept: list[tuple[Key, NodeId]] = []
+        found: list[NodeId] = []
+        while fit.heap and len(found) < shape.machines:
+            key, node = heappop(fit.heap)
+            if self._keys[node] != key or node in fit.why:
+                continue  # it was changed since; its entry of then is there as well, if it still fits
+            kept.append((key, node))
+            if node not in without:
+                found.append(node)
+        for entry in kept:
+            heappush(fit.heap, entry)
+        return found
+
+    def take(self, spec: JobSpec, placed: Placed) -> None:
+        """The room that ``placed`` uses is gone."""
+        shape = shape_of(spec)
+        for one in placed.members:
+            node = _less(self.nodes[one.node], shape, one)
+            self.nodes[node.id], self._keys[node.id] = node, _left_over(node)
+            self._changes.append(node.id)
+
+    def why(self, spec: JobSpec, without: frozenset[NodeId] = NONE) -> MustWait:
+        """Why :meth:`place` finds too few Nodes, with a reason for each one that does not fit."""
+        shape = shape_of(spec)
+        refused = {**self.closed, **self._fit(shape).why}
+        fitting = [node for node in self.nodes if node not in refused and node not in without]
+        return _must_wait(shape, self.fleet, len(fitting), [refused[node] for node in sorted(refused)], empty=not self.nodes)
+
+    def peers(self, shape: Shape) -> Peers | None:
+        """How the members of a gang would reach one another; None for a job on one machine."""
+        if shape.machines < 2:
+            return None
+        if shape.interface not in self._peers:
+            self._peers[shape.interface] = look_at_peers(list(self.nodes.values()), shape.interface)
+        return self._peers[shape.interface]
+
+    def _fit(self, shape: Shape) -> _Fit:
+        """Up to date with all that was taken."""
+        fit = self._fits.get(shape)
+        if fit is None:
+            fit = self._fits[shape] = _Fit([], {}, len(self._changes))
+            self._judge(fit, shape, self._keys)
+            heapify(fit.heap)
+        elif fit.seen < len(self._changes):
+            self._judge(fit, shape, dict.fromkeys(self._changes[fit.seen :]), heap=True)
+            fit.seen = len(self._changes)
+        return fit
+
+    def _judge(self, fit: _Fit, shape: Shape, nodes: Iterable[NodeId], *, heap: bool = False) -> None:
+        peers = self.peers(shape)
+        for node in nodes:
+            reason = why_not(shape, only_series(self.nodes[node], shape.series), peers)
+            if reason is not None:
+                fit.why[node] = reason
+            elif heap:
+                heappush(fit.heap, (self._keys[node], node))
+            else:
+                fit.heap.append((self._keys[node], node))
 
 
-def place(spec: JobSpec, fleet: Fleet, nodes: list[Node], now: datetime, seed: str = "") -> Union[Placed, MustWait]:
-    """Allocate as many machines as the job asks for: of the ready ones that fit, those that leave the least behind.
-
-    Ranks follow the ids of the machines. ``seed`` only turns the search for free ports (see leases.py).
-    """
-    reasons: list[Reason] = []
-    fitting: list[Node] = []
-    peers = look_at_peers(nodes, _interface(spec)) if spec.pool.nodes > 1 else None
-    for node in sorted((only_series(node, spec.pool.series) for node in nodes), key=lambda n: n.id):
-        reason = _why_not(spec, fleet, node, now) or _why_apart(spec, node, peers)
-        if reason is None:
-            fitting.append(node)
-        else:
-            reasons.append(reason)
-    if len(fitting) < spec.pool.nodes:
-        return _must_wait(spec, fleet, len(fitting), reasons)
-    best = sorted(fitting, key=_left_over)[: spec.pool.nodes]
-    return Placed(tuple(_allocate(spec, node, rank, seed) for rank, node in enumerate(sorted(best, key=lambda n: n.id))))
+def open_room(fleet: Fleet, nodes: Iterable[Node], now: datetime) -> Room:
+    return Room(fleet, now, {node.id: node for node in sorted(nodes, key=lambda node: node.id)})
 
 
-def _allocate(spec: JobSpec, node: Node, rank: int, seed: str) -> Allocation:
+def place(spec: JobSpec, fleet: Fleet, nodes: Sequence[Node], now: datetime, seed: str = "") -> Union[Placed, MustWait]:
+    """The answer for one job that nobody is before."""
+    room = open_room(fleet, nodes, now)
+    return room.place(spec, seed) or room.why(spec)
+
+
+def _allocate(spec: JobSpec, shape: Shape, node: Node, rank: int, seed: str) -> Allocation:
     ports = lease_ports(node, ports_needed(spec, rank), seed)
-    cards = choose_cards(node, spec.pool.gpus_per_node)
-    assert ports is not None  # place() keeps only Nodes with ports for any rank
+    cards = choose_cards(only_series(node, shape.series), shape.gpus)
+    assert ports is not None  # best() gives only Nodes with ports for any rank
     assert cards is not None  # and with cards enough
-    address = address_of(node, _interface(spec)) if spec.pool.nodes > 1 else LOOPBACK
+    address = address_of(node, shape.interface) if shape.machines > 1 else LOOPBACK
     return Allocation(node=node.id, rank=rank, gpu_uuids=cards, ports=ports, address=address)
 
 
-def _why_no_series(spec: JobSpec, node: Node) -> Reason | None:
-    """R-ENR-06: a card that the registry does not know belongs to no series."""
-    series = spec.pool.series
-    if series is None or series in node.card_series.values():
-        return None
-    return Reason("series", f"Node {node.id} has no card of series {series!r}{_unknown([node])}", node.id)
+def _less(node: Node, shape: Shape, taken: Allocation) -> Node:
+    assert node.capacity is not None
+    gone = frozenset(taken.gpu_uuids)
+    capacity = evolve(
+        node.capacity,
+        cpu_millis_used=node.capacity.cpu_millis_used + shape.cpu_millis,
+        memory_bytes_used=node.capacity.memory_bytes_used + shape.memory_bytes,
+        gpus_used=node.capacity.gpus_used + len(gone),
+    )
+    free = tuple(card for card in node.free_gpu_uuids if card not in gone)
+    return evolve(node, capacity=capacity, free_gpu_uuids=free, held_ports=(*node.held_ports, *taken.ports))
 
 
-def _unknown(nodes: list[Node]) -> str:
-    names = sorted({name for node in nodes for name in unknown_cards_of(node)})
-    some = ", ".join(map(repr, names[:MOST_UNKNOWN])) + (" and others" if len(names) > MOST_UNKNOWN else "")
-    return f" (the hardware registry does not know {some})" if names else ""
-
-
-def _interface(spec: JobSpec) -> str | None:
-    network = spec.spec.resources.network
-    return network.interface if network is not None else None
-
-
-def _why_apart(spec: JobSpec, node: Node, peers: Peers | None) -> Reason | None:
-    """Why a member on ``node`` would not find its network, or its peers not find it."""
-    name = _interface(spec)
-    reason = why_no_interface(node, name) if name is not None else None
-    return reason or (why_unreachable(node, peers) if peers is not None else None)
-
-
-def _must_wait(spec: JobSpec, fleet: Fleet, fit: int, reasons: list[Reason]) -> MustWait:
-    if not fit and not reasons:
-        return MustWait("no-nodes", (Reason("no-nodes", f"Fleet {fleet.id} has no Nodes", fleet.id),))
-    if fit:
-        code = "too-few-machines"
-    else:
-        code = "no-ready-node" if all(r.code == "not-ready" for r in reasons) else "no-free-capacity"
-    gang = (Reason("too-few-machines", f"needs {spec.pool.nodes} machines, {fit} fit", fleet.id),) if spec.pool.nodes > 1 else ()
-    return MustWait(code, (*gang, *reasons))
-
-
-def _why_not(spec: JobSpec, fleet: Fleet, node: Node, now: datetime) -> Reason | None:
-    """The first reason why ``node`` cannot take a member now; None when it can take one of any rank."""
-    ready = readiness(node, fleet, now)
-    if not ready.value:
-        return Reason("not-ready", f"Node {node.id} is not ready: {'; '.join(ready.reasons)}", node.id)
-    if node.capacity is None:
-        return Reason("no-budgets", f"Node {node.id} declares no budgets", node.id)
-    short = _why_no_series(spec, node) or _shortfall(spec, node, free=True)
-    if short is not None:
-        return short
-    ports = ports_needed(spec, rank=0)
-    if not can_lease(node, ports):
-        return Reason("no-free-port", f"Node {node.id} has no {ports} adjacent ports free in TUNEPLANE_NODE_PORT_RANGE", node.id)
-    return None
-
-
-def _left_over(node: Node) -> tuple[int, int, str]:
+def _left_over(node: Node) -> Key:
     capacity = node.capacity
-    assert capacity is not None  # place() keeps only Nodes with budgets
+    assert capacity is not None  # of a Node that is open to work
     return (len(node.free_gpu_uuids), capacity.cpu_millis - capacity.cpu_millis_used, node.id)
 
 
-def _need(spec: JobSpec) -> str:
-    amounts = f"{cpu_millis(spec.pool) / 1000:g} CPUs, {memory_bytes(spec.pool)} bytes of memory"
-    return f"needs {amounts} and {spec.pool.gpus_per_node} {_gpus(spec)}"
-
-
-def _gpus(spec: JobSpec) -> str:
-    return "GPUs" if spec.pool.series is None else f"GPUs of series {spec.pool.series}"
-
-
-def _shortfall(spec: JobSpec, node: Node, *, free: bool) -> Reason | None:
-    """The first amount that ``node`` lacks, of its free (or all its granted) amounts."""
-    capacity = node.capacity
-    assert capacity is not None
-    used_cpu, used_memory = _used(node) if free else (0, 0)
-    gpus = len(node.free_gpu_uuids) if free else capacity.gpus
-    amounts = (
-        ("cpus", cpu_millis(spec.pool), capacity.cpu_millis - used_cpu),
-        ("memory", memory_bytes(spec.pool), capacity.memory_bytes - used_memory),
-        ("gpus", spec.pool.gpus_per_node, gpus),
-    )
-    for name, need, have in amounts:
-        if need > have:
-            unit = {"cpus": "thousandths of a CPU", "memory": "bytes of memory", "gpus": _gpus(spec)}[name]
-            strange = f" ({len(node.strangers)} strangers use some of it)" if free and node.strangers else ""
-            return Reason(
-                f"insufficient-{name}",
-                f"Node {node.id} has {max(have, 0)} {unit} {'free' if free else 'in all'}{strange}, the job needs {need}",
-                node.id,
-            )
-    return None
-
-
-def _used(node: Node) -> tuple[int, int]:
-    """CPU and memory that members hold, and what strangers use beside them (P-07)."""
-    assert node.capacity is not None
-    cpu = sum(one.cpu_millis or 0 for one in node.strangers)
-    memory = sum(one.memory_bytes or 0 for one in node.strangers)
-    return node.capacity.cpu_millis_used + cpu, node.capacity.memory_bytes_used + memory
+def _must_wait(shape: Shape, fleet: Fleet, fit: int, reasons: list[Reason], *, empty: bool) -> MustWait:
+    if empty:
+        return MustWait("no-nodes", (Reason("no-nodes", f"Fleet {fleet.id} has no Nodes", fleet.id, "machines", shape.machines, 0),))
+    if fit:
+        code = "too-few-machines"
+    else:
+        code = "no-ready-node" if all(one.code == "not-ready" for one in reasons) else "no-free-capacity"
+    few = Reason("too-few-machines", f"needs {shape.machines} machines, {fit} fit", fleet.id, "machines", shape.machines, fit)
+    return MustWait(code, (few, *reasons) if shape.machines > 1 else tuple(reasons))

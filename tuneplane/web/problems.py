@@ -32,6 +32,7 @@ STATUS_OF_CODE = {  # of a Refused; any other code is a conflict with the state 
     "no-fleet-fits": 422,
     "fleet-refused": 422,
     "no-such-series": 422,
+    "fleet-unnamed": 422,
     "image-unresolved": 422,
     "idempotency-key-reused": 422,
     "unsupported-media-type": 415,
