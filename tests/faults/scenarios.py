@@ -17,6 +17,10 @@ from tests.support.evidence import Witness, assert_ran_at_most_once
 from tests.support.images import busybox_layer, image_archive
 from tests.support.system import FLEET, free_port
 from tuneplane.app.client import ApiClient, ApiRefused, Credentials
+from tuneplane.domain import codec
+from tuneplane.domain.frames import WIRE_PROTOCOL
+from tuneplane.domain.inventory import Inventory
+from tuneplane.domain.jobs import JoinRequest
 
 from .rig import Rig, Strike
 
@@ -358,6 +362,20 @@ def revoke_join_token(rig: Rig, strike: Strike) -> None:
     listed = rig.ask(lambda: rig.system.client.get(f"/api/fleets/{FLEET}/join-tokens"))["items"]
     assert [token["state"] for token in listed if token["id"] == made["id"]] == ["revoked"]
     then_launch(rig, strike)
+
+
+def refuse_join(rig: Rig, strike: Strike) -> None:
+    """L-A13: a machine comes with a revoked Join Token; it is refused, and the audit log tells of it."""
+    made = _mint(rig)
+    rig.ask_gone(lambda: rig.system.client.delete(f"/api/fleets/{FLEET}/join-tokens/{made['id']}"))
+    inventory = Inventory(hostname="late", node_version="1", cpu_count=1, memory_bytes=10**9)
+    body = JoinRequest(
+        token=made["token"], join_key="k" * 32, try_=1, address="late", node_version="1", protocol=WIRE_PROTOCOL, inventory=inventory
+    )
+    rig.strike(strike)
+    _refused(rig, lambda: rig.system.client.post(f"/api/fleets/{FLEET}/nodes", codec.encode(body)), 403)
+    assert "token-revoked" in rig.sql("SELECT string_agg(detail, ';') FROM audit WHERE action = 'node.join-refused'")
+    _then_launch(rig, strike)
 
 
 def set_node_state(rig: Rig, strike: Strike) -> None:

@@ -38,7 +38,7 @@ REACH: dict[str, Reach] = {
     "storage.create_api_token": Reach(scenarios.create_token),
     "storage.user_by_token": Reach(scenarios.use_token),
     "storage.revoke_api_token": Reach(scenarios.revoke_token),
-    "storage.audit": Reach(scenarios.create_token),
+    "storage.audit": Reach(scenarios.refuse_join),
     "storage.create_fleet": Reach(fleet_scenarios.create_fleet),
     "storage.update_fleet": Reach(fleet_scenarios.update_fleet),
     "storage.delete_fleet": Reach(fleet_scenarios.delete_fleet),

@@ -22,6 +22,7 @@ from tuneplane.control.images import RegistryResolver
 from tuneplane.control.log_archive import LogArchive
 from tuneplane.domain.errors import Refused
 from tuneplane.domain.frames import LogPiece, LogQuery
+from tuneplane.domain.ids import UserName
 from tuneplane.domain.timings import PRODUCTION, Timings
 from tuneplane.storage import PostgresStorage, open_storage
 from tuneplane.web.app import WebApp
@@ -178,7 +179,7 @@ async def open_site(database: str, *, timings: Timings = TIMINGS, accounts: bool
 
 
 async def _account(api: ControlApi, name: str, role: str) -> str:
-    user = await api.accounts.create_user(name, role, PASSWORD)
+    user = await api.accounts.create_user(UserName("ada"), name, role, PASSWORD)
     return (await api.accounts.create_token(user.username, TokenDraft(name="test"))).token
 
 

@@ -14,7 +14,7 @@ import trio
 from attrs import evolve
 
 from tuneplane.bridge.loop import open_bridge
-from tuneplane.control.api import Accounts, TokenDraft
+from tuneplane.control.api import COMMAND_LINE, Accounts, TokenDraft
 from tuneplane.domain.errors import NotFound
 from tuneplane.domain.ids import UserName
 from tuneplane.storage import migrate, open_storage
@@ -38,7 +38,7 @@ def run_migrate(settings: ControlSettings, data_dir: Path) -> None:
 def run_add_user(settings: ControlSettings, data_dir: Path, name: str, admin: bool, password: str, as_json: bool) -> None:
     async def work(dsn: str) -> None:
         async with _open_accounts(dsn) as accounts:
-            user = await accounts.create_user(name, "admin" if admin else "user", password)
+            user = await accounts.create_user(COMMAND_LINE, name, "admin" if admin else "user", password)
         click.echo(json.dumps({"username": user.username, "role": user.role}) if as_json else f"created {user.role} {user.username}")
 
     _run(settings, data_dir, work)
@@ -49,7 +49,7 @@ def run_create_token(settings: ControlSettings, data_dir: Path, username: str, n
         async with _open_accounts(dsn) as accounts:
             if await accounts.storage.get_user(UserName(username)) is None:
                 raise NotFound("user", username)
-            token = await accounts.create_token(UserName(username), TokenDraft(name=name))
+            token = await accounts.create_token(UserName(username), TokenDraft(name=name), by=COMMAND_LINE)
         click.echo(json.dumps({"id": token.id, "name": token.name, "token": token.token}) if as_json else token.token)
 
     _run(settings, data_dir, work)

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from tuneplane.domain.ports import Storage
 
-from .api_accounts import Accounts, Credentials, FirstAdministrator, NewToken, TokenDraft
+from .api_accounts import COMMAND_LINE, Accounts, Credentials, FirstAdministrator, NewToken, TokenDraft
 from .api_base import Base, Clock, Entropy, may_see
 from .api_fleets import FleetAnswer, FleetDraft, FleetPatch, Fleets, JoinTokenAnswer, NewJoinToken, answer_fleet
 from .api_hardware import Hardware, SeriesAnswer, SeriesDraft
@@ -32,6 +32,7 @@ from .api_nodes import EpochAcceptance, GatewayTrust, JoinAnswer, LossDeclaratio
 from .images import ImageResolver, RegistryResolver
 
 __all__ = [
+    "COMMAND_LINE",
     "Accounts",
     "Base",
     "Clock",

@@ -18,6 +18,8 @@ from .passwords import Passwords, check_password
 ROLES = ("admin", "user")
 USER_NAME = re.compile(r"^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$")
 FIRST_ADMINISTRATOR = UserName("admin")
+FIRST_START = UserName("(first start)")  # who made that account; no name that an account may have
+COMMAND_LINE = UserName("(command line)")  # who has the database's own access, and says no name
 MOST_TOKENS = 100  # a person's; each is looked through when tokens are listed
 MOST_NAME = 100  # characters of a token's name
 
@@ -80,16 +82,17 @@ class Accounts(Base):
         token = self._new_token(first.username, "first administrator")
         hashed = await self.passwords.hash(first.password)
         try:
-            await self.storage.create_user(first.username, "admin", hashed, self.clock(), token=(token, secret_hash(first.token)))
+            made = (token, secret_hash(first.token))
+            await self.storage.create_user(first.username, "admin", hashed, self.clock(), token=made, by=FIRST_START)
         except Refused as refusal:
             if refusal.code == "exists":
                 return False
             raise
-        await self.audit(first.username, "token.create", token.id, token.name)
+        self.tell(FIRST_START, "user.create", first.username, "admin")
         return True
 
-    async def create_user(self, username: str, role: str, password: str | None) -> User:
-        """A new account. InvalidInput for a bad name, role or password; Refused(code="exists")."""
+    async def create_user(self, by: UserName, username: str, role: str, password: str | None) -> User:
+        """A new account, made by ``by``. InvalidInput for a bad name, role or password; Refused(code="exists")."""
         if not USER_NAME.fullmatch(username):
             raise InvalidInput("username", "must be 1 to 63 of a-z, 0-9, '.', '_' and '-', starting and ending with a letter or digit")
         if role not in ROLES:
@@ -97,7 +100,9 @@ class Accounts(Base):
         if password is not None:
             check_password(password)
         hashed = await self.passwords.hash(password) if password is not None else None
-        return await self.storage.create_user(UserName(username), role, hashed, self.clock())
+        user = await self.storage.create_user(UserName(username), role, hashed, self.clock(), by=by)
+        self.tell(by, "user.create", username, role)
+        return user
 
     async def login(self, credentials: Credentials) -> User:
         """The account of a name and its password. Refused(code="wrong-credentials") never says which was wrong."""
@@ -124,14 +129,14 @@ class Accounts(Base):
             raise Refused("unauthenticated", "the account is gone or disabled; sign in again")
         return user
 
-    async def create_token(self, username: UserName, draft: TokenDraft) -> NewToken:
-        """Mint an API token of ``username``."""
+    async def create_token(self, username: UserName, draft: TokenDraft, *, by: UserName | None = None) -> NewToken:
+        """Mint an API token of ``username``, who does it himself unless ``by`` says who does."""
         if not 1 <= len(draft.name) <= MOST_NAME or not draft.name.isprintable():
             raise InvalidInput("name", f"must be 1 to {MOST_NAME} printable characters")
         if len(await self.storage.list_api_tokens(username)) >= MOST_TOKENS:
             raise Refused("too-many-tokens", f"an account has at most {MOST_TOKENS} API tokens; revoke one first")
         secret = spell_secret(SecretKind.API_TOKEN, self.entropy(SECRET_ENTROPY_BYTES))
-        stored = await self._store_token(username, draft.name, secret)
+        stored = await self._store_token(username, draft.name, secret, by or username)
         return NewToken(id=stored.id, name=stored.name, token=secret, created_at=stored.created_at)
 
     async def list_tokens(self, caller: User) -> list[ApiToken]:
@@ -139,15 +144,15 @@ class Accounts(Base):
 
     async def revoke_token(self, caller: User, token: TokenId) -> None:
         """A repeat changes nothing; a token that is not the caller's is NotFound."""
-        if not await self.storage.revoke_api_token(caller.username, token, self.clock()):
+        if not await self.storage.revoke_api_token(caller.username, token, self.clock(), by=caller.username):
             raise NotFound("API token", token)
-        await self.audit(caller.username, "token.revoke", token)
+        self.tell(caller.username, "token.revoke", token)
 
     def _new_token(self, username: UserName, name: str) -> ApiToken:
         return ApiToken(id=TokenId(self.new_id("tok")), username=username, name=name, created_at=self.clock())
 
-    async def _store_token(self, username: UserName, name: str, secret: str) -> ApiToken:
+    async def _store_token(self, username: UserName, name: str, secret: str, by: UserName) -> ApiToken:
         token = self._new_token(username, name)
-        await self.storage.create_api_token(token, secret_hash(secret))
-        await self.audit(username, "token.create", token.id, name)
+        await self.storage.create_api_token(token, secret_hash(secret), by=by)
+        self.tell(by, "token.create", token.id, f"{name} of {username}")
         return token

@@ -36,7 +36,7 @@ class Base:
         log.info("audit", actor=actor, action=action, subject=subject, detail=detail, forced=forced)
 
     async def audit(self, actor: UserName, action: str, subject: str, detail: str = "", *, forced: bool = False) -> None:
-        """One row of the audit log, after the act (R-ADM-02). Details never hold a secret."""
+        """One row of the audit log for what is no act: a refusal that operators want to see (L-A13). Acts write theirs themselves."""
         self.tell(actor, action, subject, detail, forced=forced)
         await self.storage.audit(actor, action, subject, detail, forced, self.clock())
 

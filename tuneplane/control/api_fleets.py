@@ -119,8 +119,8 @@ class Fleets(Base):
             config=_config(draft.config),
             created_at=self.clock(),
         )
-        await self.storage.create_fleet(fleet)
-        await self.audit(caller.username, "fleet.create", fleet.id, draft.kind.value)
+        await self.storage.create_fleet(fleet, by=caller.username)
+        self.tell(caller.username, "fleet.create", fleet.id, draft.kind.value)
         return _logged(fleet)
 
     async def get(self, caller: User, fleet: FleetId) -> Fleet:
@@ -155,16 +155,18 @@ class Fleets(Base):
             project=_project(visibility, patch.project or (before.project if visibility is Visibility.PROJECT else None)),
             state=patch.state,
             config=None if patch.config is None else _config(patch.config),
+            by=caller.username,
+            now=self.clock(),
         )
-        await self.audit(caller.username, "fleet.update", fleet)
+        self.tell(caller.username, "fleet.update", fleet)
         return _logged(changed)
 
     async def delete(self, caller: User, fleet: FleetId) -> None:
         """Only an empty Fleet goes (R-FLT-06): Refused(code="fleet-in-use") names what is left."""
         require_admin(caller)
         await self.get(caller, fleet)
-        await self.storage.delete_fleet(fleet)
-        await self.audit(caller.username, "fleet.delete", fleet)
+        await self.storage.delete_fleet(fleet, by=caller.username, now=self.clock())
+        self.tell(caller.username, "fleet.delete", fleet)
 
     async def mint_join_token(self, caller: User, fleet: FleetId) -> NewJoinToken:
         """A single-use token for one machine, 24 hours long. Only ``node`` Fleets enrol machines (R-ENR-08)."""
@@ -178,7 +180,7 @@ class Fleets(Base):
             id=TokenId(self.new_id("jt")), fleet=fleet, created_by=caller.username, created_at=now, expires_at=now + JOIN_TOKEN_LIFE
         )
         await self.storage.mint_join_token(token, secret_hash(secret))
-        await self.audit(caller.username, "join-token.create", token.id, fleet)
+        self.tell(caller.username, "join-token.create", token.id, fleet)
         return NewJoinToken(id=token.id, token=secret, expires_at=token.expires_at, command=self._command(fleet, secret))
 
     async def list_join_tokens(self, caller: User, fleet: FleetId) -> list[JoinTokenAnswer]:
@@ -190,9 +192,9 @@ class Fleets(Base):
     async def revoke_join_token(self, caller: User, fleet: FleetId, token: TokenId) -> None:
         require_admin(caller)
         await self.get(caller, fleet)
-        if not await self.storage.revoke_join_token(fleet, token, self.clock()):
+        if not await self.storage.revoke_join_token(fleet, token, self.clock(), by=caller.username):
             raise NotFound("Join Token", token)
-        await self.audit(caller.username, "join-token.revoke", token, fleet)
+        self.tell(caller.username, "join-token.revoke", token, fleet)
 
     def _command(self, fleet: FleetId, secret: str) -> str:
         script = shlex.quote(f"{self.public_url}/install.sh")

@@ -46,15 +46,15 @@ class Hardware(Base):
         which series has a card already."""
         require_admin(caller)
         wanted = check_series(Series(series=SeriesId(draft.series), card_names=draft.card_names))
-        made, is_new = await self.storage.add_series(wanted, self.clock())
-        await self.audit(caller.username, "hardware.add", made.series, ", ".join(wanted.card_names))
+        made, is_new = await self.storage.add_series(wanted, self.clock(), by=caller.username)
+        self.tell(caller.username, "hardware.add", made.series, ", ".join(wanted.card_names))
         return _answer(made), is_new
 
     async def remove(self, caller: User, series: SeriesId, card_name: str | None) -> None:
         """The series, unless a job that has not ended pins it; or one of its cards."""
         require_admin(caller)
-        await self.storage.remove_series(series, card_name)
-        await self.audit(caller.username, "hardware.remove", series, card_name or "")
+        await self.storage.remove_series(series, card_name, by=caller.username, now=self.clock())
+        self.tell(caller.username, "hardware.remove", series, card_name or "")
 
 
 def _answer(series: Series) -> SeriesAnswer:

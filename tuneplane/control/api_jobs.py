@@ -77,6 +77,7 @@ class Jobs(Base):
             idempotency_key=idempotency_key,
             now=self.clock(),
         )
+        self.tell(caller.username, "job.submit", job.id, job.fleet)
         return _same(job, spec)  # not ours, when another request with this key was faster
 
     async def preview(self, caller: User, spec: JobSpec) -> Preview:
@@ -106,7 +107,7 @@ class Jobs(Base):
         """Accept a stop, once and for ever; a repeat and a stop of an ended job change nothing (R-LCH-12)."""
         await self.get(caller, job)
         stopped = await self.storage.request_stop(job, caller.username, self.clock())
-        await self.audit(caller.username, "job.stop", job)
+        self.tell(caller.username, "job.stop", job)
         return stopped
 
     async def retry(self, caller: User, job: JobId, *, after: int | None = None) -> Job:
@@ -118,8 +119,7 @@ class Jobs(Base):
         if after is not None and not 1 <= after <= max(found.attempt_number, 1):  # nobody can have seen that one fail
             raise InvalidInput("after", f"must be the number of an attempt that failed: job {job} has {found.attempt_number}")
         queued = await self.storage.retry(job, caller.username, self.clock(), after=after)
-        last = queued.attempt_number if after is None else min(after, queued.attempt_number)  # of a repeat: the one it was about
-        await self.audit(caller.username, "job.retry", job, f"attempt {last + 1}")
+        self.tell(caller.username, "job.retry", job)
         return queued
 
     async def timeline(self, caller: User, job: JobId) -> list[TimelineEvent]:

@@ -167,7 +167,7 @@ class Nodes(Base):
             await self._note_refusal(fleet, request, refusal)  # noqa: ASYNC120 - a caller that is gone needs no refusal
             raise
         warnings = await self._join_warnings(node, request)
-        await self.audit(node.enrolled_by or UserName("join-token"), "node.join", node.id, f"{fleet} at {request.address}")
+        self.tell(node.enrolled_by or UserName("join-token"), "node.join", node.id, f"{fleet} at {request.address}")
         return JoinAnswer(
             id=node.id,
             credential=credential,
@@ -219,8 +219,8 @@ class Nodes(Base):
             raise InvalidInput("reason", f"at most {MOST_REASON} characters")
         await self.get(caller, node)
         now = self.clock()
-        changed = await self.storage.set_node_state(node, patch.state, patch.reason, now)
-        await self.audit(caller.username, f"node.{patch.state.value}", node, patch.reason)
+        changed = await self.storage.set_node_state(node, patch.state, patch.reason, now, by=caller.username)
+        self.tell(caller.username, f"node.{patch.state.value}", node, patch.reason)
         return answer_node(changed, await self._fleet_of(caller, changed), now)
 
     async def accept_epoch(self, caller: User, node: NodeId, order: EpochAcceptance) -> NodeAnswer:

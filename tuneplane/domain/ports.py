@@ -4,6 +4,8 @@ Every method is one unit of work: it commits as a whole or changes nothing, and 
 first. Every method may raise StorageUnavailable (the outcome of a write is then unknown, P-09: repeat it, all are
 idempotent by their keys, or re-read). Cancelling a method rolls its work back unless COMMIT was already sent.
 Methods that write rows others wait for also poke (NOTIFY) the matching topic; a poke carries no data.
+A method that does what a person asked for writes the line of the audit log in the same unit (R-ADM-02): act and line
+happen both, or neither. ``by`` is that person; where it may be None, None is nobody's act and writes no line.
 """
 
 from __future__ import annotations
@@ -53,7 +55,14 @@ class Topic(str, Enum):
 
 class AccountStore(Protocol):
     async def create_user(
-        self, username: UserName, role: str, password_hash: str | None, now: datetime, *, token: tuple[ApiToken, str] | None = None
+        self,
+        username: UserName,
+        role: str,
+        password_hash: str | None,
+        now: datetime,
+        *,
+        token: tuple[ApiToken, str] | None = None,
+        by: UserName | None = None,
     ) -> User:
         """Refused(code="exists") when the name is taken. ``token`` (with its secret's hash) is its own from the start."""
 
@@ -65,20 +74,20 @@ class AccountStore(Protocol):
 
     async def count_users(self) -> int: ...
 
-    async def create_api_token(self, token: ApiToken, secret_hash: str) -> None: ...
+    async def create_api_token(self, token: ApiToken, secret_hash: str, *, by: UserName | None = None) -> None: ...
 
     async def user_by_token(self, secret_hash: str, now: datetime) -> User | None:
         """The enabled owner of a live API token."""
 
     async def list_api_tokens(self, username: UserName) -> list[ApiToken]: ...
 
-    async def revoke_api_token(self, username: UserName, token: TokenId, now: datetime) -> bool: ...
+    async def revoke_api_token(self, username: UserName, token: TokenId, now: datetime, *, by: UserName | None = None) -> bool: ...
 
     async def audit(self, actor: UserName, action: str, subject: str, detail: str, forced: bool, now: datetime) -> None: ...
 
 
 class FleetStore(Protocol):
-    async def create_fleet(self, fleet: Fleet) -> None:
+    async def create_fleet(self, fleet: Fleet, *, by: UserName | None = None) -> None:
         """Refused(code="exists") when the id is taken."""
 
     async def get_fleet(self, fleet: FleetId) -> Fleet | None: ...
@@ -94,10 +103,12 @@ class FleetStore(Protocol):
         project: str | None,
         state: FleetState | None,
         config: dict[str, str] | None,
+        by: UserName | None = None,
+        now: datetime | None = None,
     ) -> Fleet:
-        """Change what is given, keep the rest. NotFound."""
+        """Change what is given, keep the rest. NotFound. Whoever gives ``by`` gives ``now``, for the audit line."""
 
-    async def delete_fleet(self, fleet: FleetId) -> None:
+    async def delete_fleet(self, fleet: FleetId, *, by: UserName | None = None, now: datetime | None = None) -> None:
         """Refused(code="fleet-in-use") naming what is left: Nodes or attempts that have not ended (R-FLT-06)."""
 
 
@@ -107,22 +118,25 @@ class HardwareStore(Protocol):
     async def hardware(self) -> Registry:
         """The whole registry, by series; the names of each in the order of their coming."""
 
-    async def add_series(self, series: Series, now: datetime) -> tuple[Series, bool]:
+    async def add_series(self, series: Series, now: datetime, *, by: UserName | None = None) -> tuple[Series, bool]:
         """Make the series, or add to its names; answers it as it is then, and whether it is new. Waiting jobs are looked at again.
 
         Refused: ``card-taken`` (a name belongs to another series), ``too-many-card-names``, ``too-many-series``.
         """
 
-    async def remove_series(self, series: SeriesId, card_name: str | None = None) -> None:
+    async def remove_series(
+        self, series: SeriesId, card_name: str | None = None, *, by: UserName | None = None, now: datetime | None = None
+    ) -> None:
         """The series, or one of its names. NotFound. Refused: ``series-in-use`` naming the live jobs that pin it, ``last-card-name``."""
 
 
 class EnrolmentStore(Protocol):
-    async def mint_join_token(self, token: JoinToken, secret_hash: str) -> None: ...
+    async def mint_join_token(self, token: JoinToken, secret_hash: str) -> None:
+        """Its audit line, of the same unit, is its creator's."""
 
     async def list_join_tokens(self, fleet: FleetId) -> list[JoinToken]: ...
 
-    async def revoke_join_token(self, fleet: FleetId, token: TokenId, now: datetime) -> bool: ...
+    async def revoke_join_token(self, fleet: FleetId, token: TokenId, now: datetime, *, by: UserName | None = None) -> bool: ...
 
     async def join(
         self,
@@ -141,6 +155,7 @@ class EnrolmentStore(Protocol):
         The same token and join key again, with a higher ``try``, before expiry and before the first session: the same
         Node, the earlier credential revoked (``node`` is then ignored). Refused with code ``token-unknown`` (also for a
         token of another Fleet), ``token-expired``, ``token-revoked``, ``token-used``, ``stale-try``, ``not-a-node-fleet``.
+        The audit line of the same unit is that of the person who minted the token.
         """
 
     async def nodes_at_address(self, fleet: FleetId, address: str, besides: NodeId) -> list[NodeId]:
@@ -152,7 +167,7 @@ class NodeStore(Protocol):
 
     async def list_nodes(self, fleet: FleetId | None, page: Page, now: datetime) -> tuple[list[Node], str | None]: ...
 
-    async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
+    async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime, *, by: UserName | None = None) -> Node:
         """NotFound. ``active`` lifts the operator's cordon and that of a lost journal; other owners lift their own (L-F4)."""
 
     async def accept_epoch(self, node: NodeId, hold: str, by: UserName, now: datetime) -> Node:
@@ -254,7 +269,7 @@ class JobStore(Protocol):
         idempotency_key: str | None,
         now: datetime,
     ) -> Job:
-        """Write a queued job. The same owner and key again return the first job.
+        """Write a queued job and its audit line. The same owner and key again return the first job: that is no second act.
 
         NotFound for a Fleet, Refused ``no-such-series`` for a pinned series, that was deleted since the job was judged.
         """
@@ -274,12 +289,14 @@ class JobStore(Protocol):
 
         A queued job is ``stopped`` at once. Otherwise the attempt moves to ``stopping``; a member whose Prepare was never
         sent has its Prepare withdrawn and is ``aborted`` with its holds released; every other live member gets a Stop command.
+        Every accepted request has its audit line, of the same unit: who asked again asked, too.
         """
 
     async def retry(self, job: JobId, by: UserName, now: datetime, *, after: int | None = None) -> Job:
         """Queue a failed job for one more attempt, at once; a repeat before that attempt is placed changes nothing.
 
         ``after`` is the attempt that the caller saw fail: once a later one was placed, a repeat answers the job as it is.
+        The audit line, of the same unit, names the attempt that was asked for.
 
         NotFound. Refused: ``job-live``, ``job-succeeded``, ``job-stopped`` (a stop is for ever, R-LCH-12),
         ``too-many-attempts``, ``fleet-gone``, ``series-gone``.

@@ -18,10 +18,17 @@ class Accounts(Aggregate):
     """AccountStore (domain/ports.py)."""
 
     async def create_user(
-        self, username: UserName, role: str, password_hash: str | None, now: datetime, *, token: tuple[ApiToken, str] | None = None
+        self,
+        username: UserName,
+        role: str,
+        password_hash: str | None,
+        now: datetime,
+        *,
+        token: tuple[ApiToken, str] | None = None,
+        by: UserName | None = None,
     ) -> User:
         try:
-            row = await self._db.write("create_user", _create_user, username, role, password_hash, now, token)
+            row = await self._db.write("create_user", _create_user, username, role, password_hash, now, token, by)
         except ConstraintViolated as error:
             if error.constraint != "account_pkey":
                 raise
@@ -45,9 +52,9 @@ class Accounts(Aggregate):
     async def count_users(self) -> int:
         return int(await self._db.fetchval("SELECT count(*) FROM account"))
 
-    async def create_api_token(self, token: ApiToken, secret_hash: str) -> None:
+    async def create_api_token(self, token: ApiToken, secret_hash: str, *, by: UserName | None = None) -> None:
         try:
-            await self._db.write("create_api_token", _create_api_token, token, secret_hash)
+            await self._db.write("create_api_token", _create_api_token, token, secret_hash, by)
         except ConstraintViolated as error:
             if error.constraint != "api_token_username_fkey":
                 raise
@@ -69,38 +76,49 @@ class Accounts(Aggregate):
         sql = "SELECT * FROM api_token WHERE username = $1 AND revoked_at IS NULL ORDER BY created_at DESC, id DESC"
         return [_token(row) for row in await self._db.fetch(sql, username)]
 
-    async def revoke_api_token(self, username: UserName, token: TokenId, now: datetime) -> bool:
-        return await self._db.write("revoke_api_token", _revoke_api_token, username, token, now)
+    async def revoke_api_token(self, username: UserName, token: TokenId, now: datetime, *, by: UserName | None = None) -> bool:
+        return await self._db.write("revoke_api_token", _revoke_api_token, username, token, now, by)
 
     async def audit(self, actor: UserName, action: str, subject: str, detail: str, forced: bool, now: datetime) -> None:
         await self._db.write("audit", _audit, actor, action, subject, detail, forced, now)
 
 
 async def _create_user(
-    connection: Connection, username: UserName, role: str, password_hash: str | None, now: datetime, token: tuple[ApiToken, str] | None
+    connection: Connection,
+    username: UserName,
+    role: str,
+    password_hash: str | None,
+    now: datetime,
+    token: tuple[ApiToken, str] | None,
+    by: UserName | None,
 ) -> Row:
     sql = "INSERT INTO account (username, role, password_hash, created_at) VALUES ($1, $2, $3, $4) RETURNING *"
     row = await connection.fetchrow(sql, username, role, password_hash, now)
+    await audit(connection, by, "user.create", username, now, role)
     if token is not None:
-        await _create_api_token(connection, *token)
+        await _create_api_token(connection, *token, None)
     return row
 
 
-async def _create_api_token(connection: Connection, token: ApiToken, secret_hash: str) -> None:
+async def _create_api_token(connection: Connection, token: ApiToken, secret_hash: str, by: UserName | None) -> None:
     sql = (
         "INSERT INTO api_token (id, username, name, secret_hash, created_at) VALUES ($1, $2, $3, $4, $5)"
-        " ON CONFLICT (id) DO NOTHING"  # a repeat after a lost answer
+        " ON CONFLICT (id) DO NOTHING RETURNING id"  # a repeat after a lost answer
     )
-    await connection.execute(sql, token.id, token.username, token.name, secret_hash, token.created_at)
+    if await connection.fetchrow(sql, token.id, token.username, token.name, secret_hash, token.created_at) is not None:
+        await audit(connection, by, "token.create", token.id, token.created_at, f"{token.name} of {token.username}")
 
 
 async def _note_use(connection: Connection, token: TokenId, now: datetime) -> None:
     await connection.execute("UPDATE api_token SET last_used_at = greatest(last_used_at, $2) WHERE id = $1", token, now)
 
 
-async def _revoke_api_token(connection: Connection, username: UserName, token: TokenId, now: datetime) -> bool:
+async def _revoke_api_token(connection: Connection, username: UserName, token: TokenId, now: datetime, by: UserName | None) -> bool:
     sql = "UPDATE api_token SET revoked_at = coalesce(revoked_at, $3) WHERE id = $1 AND username = $2 RETURNING id"
-    return await connection.fetchrow(sql, token, username, now) is not None
+    if await connection.fetchrow(sql, token, username, now) is None:
+        return False
+    await audit(connection, by, "token.revoke", token, now)
+    return True
 
 
 async def _audit(connection: Connection, actor: UserName, action: str, subject: str, detail: str, forced: bool, now: datetime) -> None:

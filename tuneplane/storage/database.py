@@ -94,9 +94,11 @@ async def note(connection: Connection, job: JobId, now: datetime, kind: str, sub
 
 
 async def audit(
-    connection: Connection, actor: UserName, action: str, subject: str, now: datetime, detail: str = "", *, forced: bool = False
+    connection: Connection, actor: UserName | None, action: str, subject: str, now: datetime, detail: str = "", *, forced: bool = False
 ) -> None:
-    """One line of the audit log (R-ADM-02). What is forced writes it in its own unit: act and line happen both, or neither (P-09)."""
+    """One line of the audit log, in its act's own unit: both happen, or neither (R-ADM-02, P-09). No ``actor``, nobody's act: no line."""
+    if actor is None:
+        return
     sql = "INSERT INTO audit (at, actor, action, subject, detail, forced) VALUES ($1, $2, $3, $4, $5, $6)"
     await connection.execute(sql, now, actor, action, subject, clean(detail), forced)
 

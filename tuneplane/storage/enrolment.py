@@ -7,12 +7,12 @@ from datetime import datetime
 from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
 from tuneplane.domain.errors import NotFound, Refused
 from tuneplane.domain.fleets import Delivery, FleetKind
-from tuneplane.domain.ids import FleetId, NodeId, TokenId
+from tuneplane.domain.ids import FleetId, NodeId, TokenId, UserName
 from tuneplane.domain.jobs import JoinRequest, JoinToken
 from tuneplane.domain.nodes import Node
 from tuneplane.domain.ports import Topic
 
-from .database import Aggregate, poke
+from .database import Aggregate, audit, poke
 from .inventories import write_inventory
 from .nodes import view
 
@@ -32,8 +32,8 @@ class Enrolment(Aggregate):
         rows = await self._db.fetch("SELECT * FROM join_token WHERE fleet_id = $1 ORDER BY created_at DESC, id DESC", fleet)
         return [_token(row) for row in rows]
 
-    async def revoke_join_token(self, fleet: FleetId, token: TokenId, now: datetime) -> bool:
-        return await self._db.write("revoke_join_token", _revoke, fleet, token, now)
+    async def revoke_join_token(self, fleet: FleetId, token: TokenId, now: datetime, *, by: UserName | None = None) -> bool:
+        return await self._db.write("revoke_join_token", _revoke, fleet, token, now, by)
 
     async def join(
         self,
@@ -63,14 +63,19 @@ class Enrolment(Aggregate):
 async def _mint(connection: Connection, token: JoinToken, secret_hash: str) -> None:
     sql = (
         "INSERT INTO join_token (id, fleet_id, secret_hash, created_by, created_at, expires_at) VALUES ($1, $2, $3, $4, $5, $6)"
-        " ON CONFLICT (id) DO NOTHING"  # a repeat after a lost answer
+        " ON CONFLICT (id) DO NOTHING RETURNING id"  # a repeat after a lost answer
     )
-    await connection.execute(sql, token.id, token.fleet, secret_hash, token.created_by, token.created_at, token.expires_at)
+    made = (token.id, token.fleet, secret_hash, token.created_by, token.created_at, token.expires_at)
+    if await connection.fetchrow(sql, *made) is not None:
+        await audit(connection, token.created_by, "join-token.create", token.id, token.created_at, token.fleet)
 
 
-async def _revoke(connection: Connection, fleet: FleetId, token: TokenId, now: datetime) -> bool:
+async def _revoke(connection: Connection, fleet: FleetId, token: TokenId, now: datetime, by: UserName | None) -> bool:
     sql = "UPDATE join_token SET revoked_at = coalesce(revoked_at, $3) WHERE id = $1 AND fleet_id = $2 RETURNING id"
-    return await connection.fetchrow(sql, token, fleet, now) is not None
+    if await connection.fetchrow(sql, token, fleet, now) is None:
+        return False
+    await audit(connection, by, "join-token.revoke", token, now, fleet)
+    return True
 
 
 async def _join(
@@ -98,6 +103,7 @@ async def _join(
     sql = "INSERT INTO credential (secret_hash, node_id, created_at, expires_at) VALUES ($1, $2, $3, $4)"
     await connection.execute(sql, credential_hash, node, now, credential_expires_at)
     await write_inventory(connection, node, request.inventory, Delivery(token["delivery"]), now)
+    await audit(connection, token["created_by"], "node.join", node, now, f"{fleet} at {request.address}")
     await poke(connection, Topic.CONSOLE)
     return await view(connection, node, now)
 

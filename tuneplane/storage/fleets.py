@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
+from enum import Enum
 
 from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
 from tuneplane.domain.errors import NotFound, Reason, Refused
 from tuneplane.domain.fleets import Capability, Delivery, Fleet, FleetKind, FleetState, Visibility
-from tuneplane.domain.ids import FleetId
+from tuneplane.domain.ids import FleetId, UserName
 from tuneplane.domain.jobs import Page
 from tuneplane.domain.ports import Topic
 
-from .database import Aggregate, keys_of, page_of, poke
+from .database import Aggregate, audit, keys_of, page_of, poke
 
 NAMED_IN_REFUSAL = 20  # Nodes and jobs that a refusal lists by name; the sentence has the whole count
 
@@ -20,9 +22,9 @@ NAMED_IN_REFUSAL = 20  # Nodes and jobs that a refusal lists by name; the senten
 class Fleets(Aggregate):
     """FleetStore (domain/ports.py)."""
 
-    async def create_fleet(self, fleet: Fleet) -> None:
+    async def create_fleet(self, fleet: Fleet, *, by: UserName | None = None) -> None:
         try:
-            await self._db.write("create_fleet", _create, fleet)
+            await self._db.write("create_fleet", _create, fleet, by)
         except ConstraintViolated as error:
             if error.constraint != "fleet_pkey":
                 raise
@@ -47,20 +49,23 @@ class Fleets(Aggregate):
         project: str | None,
         state: FleetState | None,
         config: dict[str, str] | None,
+        by: UserName | None = None,
+        now: datetime | None = None,
     ) -> Fleet:
-        return await self._db.write("update_fleet", _update, fleet, capabilities, visibility, project, state, config)
+        return await self._db.write("update_fleet", _update, fleet, capabilities, visibility, project, state, config, by, now)
 
-    async def delete_fleet(self, fleet: FleetId) -> None:
-        await self._db.write("delete_fleet", _delete, fleet)
+    async def delete_fleet(self, fleet: FleetId, *, by: UserName | None = None, now: datetime | None = None) -> None:
+        await self._db.write("delete_fleet", _delete, fleet, by, now)
 
 
-async def _create(connection: Connection, fleet: Fleet) -> None:
+async def _create(connection: Connection, fleet: Fleet, by: UserName | None) -> None:
     sql = (
         "INSERT INTO fleet (id, kind, delivery, capabilities, visibility, project, state, config, created_at)"
         " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
     )
     changing = (_names(fleet.capabilities), fleet.visibility.value, fleet.project, fleet.state.value, json.dumps(fleet.config))
     await connection.execute(sql, fleet.id, fleet.kind.value, fleet.delivery.value, *changing, fleet.created_at)
+    await audit(connection, by, "fleet.create", fleet.id, fleet.created_at, fleet.kind.value)
     await poke(connection, Topic.CONSOLE)
 
 
@@ -72,6 +77,8 @@ async def _update(
     project: str | None,
     state: FleetState | None,
     config: dict[str, str] | None,
+    by: UserName | None,
+    now: datetime | None,
 ) -> Fleet:
     sql = (
         "UPDATE fleet SET capabilities = coalesce($2, capabilities), visibility = coalesce($3, visibility),"
@@ -89,13 +96,22 @@ async def _update(
     )
     if row is None:
         raise NotFound("Fleet", fleet)
+    given = {"capabilities": capabilities, "visibility": visibility, "project": project, "state": state, "config": config}
+    await audit(connection, by, "fleet.update", fleet, now or row["created_at"], what_changed(given))
     await poke(connection, Topic.JOBS, Topic.CONSOLE)
     return _fleet(row)
 
 
-async def _delete(connection: Connection, fleet: FleetId) -> None:
+def what_changed(given: Mapping[str, object]) -> str:
+    """What the audit log says of a change: the fields that were given, and the words of those that are words (R-ADM-02)."""
+    named = [f"{name} {value.value}" if isinstance(value, Enum) else name for name, value in given.items() if value is not None]
+    return ", ".join(named)
+
+
+async def _delete(connection: Connection, fleet: FleetId, by: UserName | None, now: datetime | None) -> None:
     """The row lock excludes joins and submissions meanwhile: both reference it."""
-    if await connection.fetchrow("SELECT FROM fleet WHERE id = $1 FOR UPDATE", fleet) is None:
+    row = await connection.fetchrow("SELECT created_at FROM fleet WHERE id = $1 FOR UPDATE", fleet)
+    if row is None:
         raise NotFound("Fleet", fleet)
     nodes = [row["id"] for row in await connection.fetch("SELECT id FROM node WHERE live_fleet_id = $1 ORDER BY id", fleet)]
     jobs = [row["id"] for row in await connection.fetch("SELECT id FROM job WHERE live_fleet_id = $1 ORDER BY id", fleet)]
@@ -105,6 +121,7 @@ async def _delete(connection: Connection, fleet: FleetId) -> None:
         left = f"{len(nodes)} Nodes and {len(jobs)} jobs that have not ended"
         raise Refused("fleet-in-use", f"Fleet {fleet} still has {left}", reasons=tuple(reasons))
     await connection.execute("DELETE FROM fleet WHERE id = $1", fleet)
+    await audit(connection, by, "fleet.delete", fleet, now or row["created_at"])
     await poke(connection, Topic.CONSOLE)
 
 

@@ -8,10 +8,10 @@ from datetime import datetime
 from tuneplane.bridge.postgres import Connection, Row
 from tuneplane.domain.errors import NotFound, Reason, Refused
 from tuneplane.domain.hardware import MOST_CARD_NAMES, MOST_SERIES, Registry, Series, card_key
-from tuneplane.domain.ids import SeriesId
+from tuneplane.domain.ids import SeriesId, UserName
 from tuneplane.domain.ports import Topic
 
-from .database import Aggregate, clean, poke
+from .database import Aggregate, audit, clean, poke
 from .fleets import NAMED_IN_REFUSAL
 
 Fetch = Callable[[str], Awaitable[list[Row]]]
@@ -24,11 +24,13 @@ class Hardware(Aggregate):
     async def hardware(self) -> Registry:
         return await read_registry(self._db.fetch)
 
-    async def add_series(self, series: Series, now: datetime) -> tuple[Series, bool]:
-        return await self._db.write("add_series", _add, series, now)
+    async def add_series(self, series: Series, now: datetime, *, by: UserName | None = None) -> tuple[Series, bool]:
+        return await self._db.write("add_series", _add, series, now, by)
 
-    async def remove_series(self, series: SeriesId, card_name: str | None = None) -> None:
-        await self._db.write("remove_series", _remove, series, card_name)
+    async def remove_series(
+        self, series: SeriesId, card_name: str | None = None, *, by: UserName | None = None, now: datetime | None = None
+    ) -> None:
+        await self._db.write("remove_series", _remove, series, card_name, by, now)
 
 
 async def read_registry(fetch: Fetch) -> Registry:
@@ -39,7 +41,7 @@ async def read_registry(fetch: Fetch) -> Registry:
     return Registry(tuple(Series(series=series, card_names=tuple(cards)) for series, cards in names.items()))
 
 
-async def _add(connection: Connection, series: Series, now: datetime) -> tuple[Series, bool]:
+async def _add(connection: Connection, series: Series, now: datetime, by: UserName | None) -> tuple[Series, bool]:
     await _one_at_a_time(connection)
     sql = "INSERT INTO hardware_series (series, created_at) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING series"
     is_new = await connection.fetchrow(sql, series.series, now) is not None
@@ -50,6 +52,7 @@ async def _add(connection: Connection, series: Series, now: datetime) -> tuple[S
     registry = await read_registry(connection.fetch)
     (made,) = [one for one in registry.series if one.series == series.series]
     check_room(registry, made)
+    await audit(connection, by, "hardware.add", made.series, now, ", ".join(series.card_names))
     await poke(connection, Topic.JOBS, Topic.CONSOLE)
     return made, is_new
 
@@ -81,9 +84,10 @@ def check_room(registry: Registry, made: Series) -> None:
         raise Refused("too-many-series", f"the hardware registry holds at most {MOST_SERIES} series", field="series")
 
 
-async def _remove(connection: Connection, series: SeriesId, card_name: str | None) -> None:
+async def _remove(connection: Connection, series: SeriesId, card_name: str | None, by: UserName | None, now: datetime | None) -> None:
     await _one_at_a_time(connection)
-    if await connection.fetchrow("SELECT FROM hardware_series WHERE series = $1 FOR UPDATE", series) is None:
+    row = await connection.fetchrow("SELECT created_at FROM hardware_series WHERE series = $1 FOR UPDATE", series)
+    if row is None:
         raise NotFound("hardware series", series)
     if card_name is None:
         sql = "SELECT id FROM job WHERE live_series = $1 ORDER BY id"
@@ -91,6 +95,7 @@ async def _remove(connection: Connection, series: SeriesId, card_name: str | Non
         await connection.execute("DELETE FROM hardware_series WHERE series = $1", series)
     else:
         await _remove_card(connection, series, card_name)
+    await audit(connection, by, "hardware.remove", series, now or row["created_at"], card_name or "")
     await poke(connection, Topic.JOBS, Topic.CONSOLE)
 
 

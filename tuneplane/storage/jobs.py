@@ -18,7 +18,7 @@ from tuneplane.domain.plan import PlanSight, sight
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import STOPPED, cause_between_attempts, cause_of_stop, check_retry
 
-from .database import Aggregate, clean, from_json, keys_of, note, page_of, poke, to_json
+from .database import Aggregate, audit, clean, from_json, keys_of, note, page_of, poke, to_json
 from .launches import member_views
 from .silence import SILENT_SINCE, WITH_SESSION
 from .stopping import stop_members
@@ -127,6 +127,7 @@ async def _submit(
         )
         return job_of(await connection.fetchrow(sql, owner, idempotency_key, job))
     await note(connection, job, now, "job.submitted", job, f"by {owner}, to Fleet {fleet}")
+    await audit(connection, owner, "job.submit", job, now, f"{spec.metadata.name} to Fleet {fleet}")
     await poke(connection, Topic.JOBS, Topic.CONSOLE)
     return job_of(row)
 
@@ -147,6 +148,7 @@ async def _request_stop(connection: Connection, job: JobId, by: UserName, now: d
     row = await connection.fetchrow("SELECT * FROM job WHERE id = $1 FOR NO KEY UPDATE", job)
     if row is None:
         raise NotFound("job", job)
+    await audit(connection, by, "job.stop", job, now)
     if JobState(row["state"]) in FINAL_JOB_STATES or row["stop_asked_at"] is not None:
         return await _whole(connection, row)
     sql = "SELECT id, state, cause_code, cause_detail FROM attempt WHERE job_id = $1 AND state <> 'ended' FOR NO KEY UPDATE"
@@ -204,7 +206,9 @@ async def _retry(connection: Connection, job: JobId, by: UserName, after: int | 
     row = await connection.fetchrow("SELECT * FROM job WHERE id = $1 FOR NO KEY UPDATE", job)
     if row is None:
         raise NotFound("job", job)
-    if after is not None and row["attempt_number"] > after:
+    last = row["attempt_number"] if after is None else min(after, row["attempt_number"])  # of a repeat: the one it was about
+    await audit(connection, by, "job.retry", job, now, f"attempt {last + 1}")
+    if row["attempt_number"] > last:
         return await _whole(connection, row)
     check_retry(job, JobState(row["state"]), row["stop_asked_at"], row["attempt_number"])
     sql = (

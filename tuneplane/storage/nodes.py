@@ -71,9 +71,9 @@ class Nodes(Aggregate):
     async def _registry(self) -> Registry:
         return await read_registry(self._db.fetch)
 
-    async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
+    async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime, *, by: UserName | None = None) -> Node:
         """``active`` is the operator's word that all is well: it lifts the operator's cordon and that of a lost journal."""
-        return await self._db.write("set_node_state", _set_state, node, state, clean(reason), now)
+        return await self._db.write("set_node_state", _set_state, node, state, clean(reason), now, by)
 
     async def accept_epoch(self, node: NodeId, hold: str, by: UserName, now: datetime) -> Node:
         """The operator's word that this database is the one that counts; nothing else lifts a Node's hold (P-07)."""
@@ -163,13 +163,14 @@ async def set_cordon(connection: Connection, node: NodeId, owner: str, reason: s
     await connection.execute(sql, node, owner, clean(reason), now)
 
 
-async def _set_state(connection: Connection, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
+async def _set_state(connection: Connection, node: NodeId, state: NodeState, reason: str, now: datetime, by: UserName | None) -> Node:
     sql = "UPDATE node SET state = $2 WHERE id = $1 AND removed_at IS NULL RETURNING id"
     if await connection.fetchrow(sql, node, state.value) is None:
         raise NotFound("Node", node)
     await set_cordon(connection, node, "operator", None if state is NodeState.ACTIVE else reason or f"set to {state.value}", now)
     if state is NodeState.ACTIVE:
         await set_cordon(connection, node, "journal", None, now)
+    await audit(connection, by, f"node.{state.value}", node, now, reason)
     await poke(connection, Topic.JOBS, Topic.CONSOLE)
     return await view(connection, node, now)
 

@@ -246,8 +246,9 @@ def note(book: Book, job: JobId, now: datetime, kind: str, subject: str, detail:
     book.timeline.put(sequence, (job, TimelineEvent(at=now, kind=kind, subject=subject, detail=detail, sequence=sequence)))
 
 
-def audit(book: Book, actor: UserName, action: str, subject: str, now: datetime, detail: str = "", *, forced: bool = False) -> None:
-    book.audit.put(len(book.audit), (now, actor, action, subject, clean(detail), forced))
+def audit(book: Book, actor: UserName | None, action: str, subject: str, now: datetime, detail: str = "", *, forced: bool = False) -> None:
+    if actor is not None:
+        book.audit.put(len(book.audit), (now, actor, action, subject, clean(detail), forced))
 
 
 def page_of(rows: Sequence[T], page: Page, key: Callable[[T], tuple[datetime, str]]) -> tuple[list[T], str | None]:

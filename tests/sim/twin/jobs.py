@@ -24,7 +24,7 @@ from tuneplane.domain.verdict import STOPPED, cause_between_attempts, cause_of_s
 from tuneplane.storage.database import clean
 from tuneplane.storage.jobs import no_such_series
 
-from .base import Client, note, page_of, poke
+from .base import Client, audit, note, page_of, poke
 from .hardware import series_is_known
 from .members import member_views, members_of, silent_since, stop_members
 from .rows import AttemptRow, Book, MemberRow
@@ -105,6 +105,7 @@ def _submit(book: Book, made: Job, key: str | None, now: datetime) -> Job:
     if key is not None:
         book.submissions.put((made.owner, key), made.id)
     note(book, made.id, now, "job.submitted", made.id, f"by {made.owner}, to Fleet {made.fleet}")
+    audit(book, made.owner, "job.submit", made.id, now, f"{made.name} to Fleet {made.fleet}")
     poke(book, Topic.JOBS, Topic.CONSOLE)
     return made
 
@@ -186,6 +187,7 @@ def _request_stop(book: Book, job: JobId, by: UserName, now: datetime, true_now:
     row = book.jobs.get(job)
     if row is None:
         raise NotFound("job", job)
+    audit(book, by, "job.stop", job, now)
     if row.state in FINAL_JOB_STATES or row.stop_asked_at is not None:
         return whole(book, job, true_now)
     attempt = next((one for one in book.attempts if one.job == job and one.state is not AttemptState.ENDED), None)
@@ -230,7 +232,9 @@ def _retry(book: Book, job: JobId, by: UserName, after: int | None, now: datetim
     row = book.jobs.get(job)
     if row is None:
         raise NotFound("job", job)
-    if after is not None and row.attempt_number > after:
+    last = row.attempt_number if after is None else min(after, row.attempt_number)
+    audit(book, by, "job.retry", job, now, f"attempt {last + 1}")
+    if row.attempt_number > last:
         return whole(book, job, true_now)
     check_retry(job, row.state, row.stop_asked_at, row.attempt_number)
     if row.fleet not in book.fleets:

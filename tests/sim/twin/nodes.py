@@ -35,8 +35,8 @@ class Nodes(Client):
     async def placement_nodes(self, fleet: FleetId, now: datetime) -> list[Node]:
         return await self.read("placement_nodes", _placement, fleet, now)
 
-    async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
-        return await self.write("set_node_state", _set_state, node, state, clean(reason), now)
+    async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime, *, by: UserName | None = None) -> Node:
+        return await self.write("set_node_state", _set_state, node, state, clean(reason), now, by)
 
     async def accept_epoch(self, node: NodeId, hold: str, by: UserName, now: datetime) -> Node:
         return await self.write("accept_epoch", _accept_epoch, node, hold, by, now)
@@ -167,7 +167,7 @@ def set_cordon(book: Book, node: NodeId, owner: str, reason: str | None, now: da
     book.cordons.put(key, Cordon(owner=owner, reason=clean(reason), since=former.since if former else now))
 
 
-def _set_state(book: Book, node: NodeId, state: NodeState, reason: str, now: datetime) -> Node:
+def _set_state(book: Book, node: NodeId, state: NodeState, reason: str, now: datetime, by: UserName | None) -> Node:
     row = _enrolled(book, node)
     if row is None:
         raise NotFound("Node", node)
@@ -175,6 +175,7 @@ def _set_state(book: Book, node: NodeId, state: NodeState, reason: str, now: dat
     set_cordon(book, node, "operator", None if state is NodeState.ACTIVE else reason or f"set to {state.value}", now)
     if state is NodeState.ACTIVE:
         set_cordon(book, node, "journal", None, now)
+    audit(book, by, f"node.{state.value}", node, now, reason)
     poke(book, Topic.JOBS, Topic.CONSOLE)
     return view(book, node, now)
 

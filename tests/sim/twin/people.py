@@ -12,6 +12,7 @@ from tuneplane.domain.ids import FleetId, NodeId, TokenId, UserName
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, JoinRequest, JoinToken, Page, User
 from tuneplane.domain.nodes import Node
 from tuneplane.domain.ports import Topic
+from tuneplane.storage.fleets import what_changed
 
 from .base import Client, audit, page_of, poke
 from .nodes import view, write_inventory
@@ -24,9 +25,16 @@ class People(Client):
     """AccountStore, FleetStore, IdentityStore and EnrolmentStore (domain/ports.py)."""
 
     async def create_user(
-        self, username: UserName, role: str, password_hash: str | None, now: datetime, *, token: tuple[ApiToken, str] | None = None
+        self,
+        username: UserName,
+        role: str,
+        password_hash: str | None,
+        now: datetime,
+        *,
+        token: tuple[ApiToken, str] | None = None,
+        by: UserName | None = None,
     ) -> User:
-        return await self.write("create_user", _create_user, username, role, password_hash, now, token)
+        return await self.write("create_user", _create_user, username, role, password_hash, now, token, by)
 
     async def get_user(self, username: UserName) -> User | None:
         return await self.read("get_user", lambda book: (book.users.get(username) or (None,))[0])
@@ -42,8 +50,8 @@ class People(Client):
     async def count_users(self) -> int:
         return await self.read("count_users", lambda book: len(book.users))
 
-    async def create_api_token(self, token: ApiToken, secret_hash: str) -> None:
-        await self.write("create_api_token", _create_api_token, token, secret_hash)
+    async def create_api_token(self, token: ApiToken, secret_hash: str, *, by: UserName | None = None) -> None:
+        await self.write("create_api_token", _create_api_token, token, secret_hash, by)
 
     async def user_by_token(self, secret_hash: str, now: datetime) -> User | None:
         found = await self.read("user_by_token", _user_by_token, secret_hash)
@@ -57,8 +65,8 @@ class People(Client):
     async def list_api_tokens(self, username: UserName) -> list[ApiToken]:
         return await self.read("list_api_tokens", _api_tokens, username)
 
-    async def revoke_api_token(self, username: UserName, token: TokenId, now: datetime) -> bool:
-        return await self.write("revoke_api_token", _revoke_api_token, username, token)
+    async def revoke_api_token(self, username: UserName, token: TokenId, now: datetime, *, by: UserName | None = None) -> bool:
+        return await self.write("revoke_api_token", _revoke_api_token, username, token, now, by)
 
     async def audit(self, actor: UserName, action: str, subject: str, detail: str, forced: bool, now: datetime) -> None:
         await self.write("audit", lambda book: audit(book, actor, action, subject, now, detail, forced=forced))
@@ -71,8 +79,8 @@ class People(Client):
             "publish_identity", lambda book: book.identities.get(identity.name) or book.identities.put(identity.name, identity)
         )
 
-    async def create_fleet(self, fleet: Fleet) -> None:
-        await self.write("create_fleet", _create_fleet, fleet)
+    async def create_fleet(self, fleet: Fleet, *, by: UserName | None = None) -> None:
+        await self.write("create_fleet", _create_fleet, fleet, by)
 
     async def get_fleet(self, fleet: FleetId) -> Fleet | None:
         return await self.read("get_fleet", lambda book: book.fleets.get(fleet))
@@ -89,12 +97,15 @@ class People(Client):
         project: str | None,
         state: FleetState | None,
         config: dict[str, str] | None,
+        by: UserName | None = None,
+        now: datetime | None = None,
     ) -> Fleet:
         given = {"capabilities": capabilities, "visibility": visibility, "project": project, "state": state, "config": config}
-        return await self.write("update_fleet", _update_fleet, fleet, {name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        return await self.write("update_fleet", _update_fleet, fleet, given, by, now)
 
-    async def delete_fleet(self, fleet: FleetId) -> None:
-        await self.write("delete_fleet", _delete_fleet, fleet)
+    async def delete_fleet(self, fleet: FleetId, *, by: UserName | None = None, now: datetime | None = None) -> None:
+        await self.write("delete_fleet", _delete_fleet, fleet, by, now)
 
     async def mint_join_token(self, token: JoinToken, secret_hash: str) -> None:
         await self.write("mint_join_token", _mint, token, secret_hash)
@@ -102,8 +113,8 @@ class People(Client):
     async def list_join_tokens(self, fleet: FleetId) -> list[JoinToken]:
         return await self.read("list_join_tokens", _join_tokens, fleet)
 
-    async def revoke_join_token(self, fleet: FleetId, token: TokenId, now: datetime) -> bool:
-        return await self.write("revoke_join_token", _revoke_join_token, fleet, token, now)
+    async def revoke_join_token(self, fleet: FleetId, token: TokenId, now: datetime, *, by: UserName | None = None) -> bool:
+        return await self.write("revoke_join_token", _revoke_join_token, fleet, token, now, by)
 
     async def join(
         self,
@@ -128,21 +139,29 @@ class People(Client):
 
 
 def _create_user(
-    book: Book, username: UserName, role: str, password_hash: str | None, now: datetime, token: tuple[ApiToken, str] | None
+    book: Book,
+    username: UserName,
+    role: str,
+    password_hash: str | None,
+    now: datetime,
+    token: tuple[ApiToken, str] | None,
+    by: UserName | None,
 ) -> User:
     if username in book.users:
         raise Refused("exists", f"there is a user named {username!r} already")
     user, _ = book.users.put(username, (User(username=username, role=role, created_at=now), password_hash))
+    audit(book, by, "user.create", username, now, role)
     if token is not None:
-        _create_api_token(book, *token)
+        _create_api_token(book, *token, None)
     return user
 
 
-def _create_api_token(book: Book, token: ApiToken, secret_hash: str) -> None:
+def _create_api_token(book: Book, token: ApiToken, secret_hash: str, by: UserName | None) -> None:
     if token.username not in book.users:
         raise Refused("no-such-user", f"there is no user named {token.username!r}")
     if token.id not in book.api_tokens:
         book.api_tokens.put(token.id, (token, secret_hash, False))
+        audit(book, by, "token.create", token.id, token.created_at, f"{token.name} of {token.username}")
 
 
 def _user_by_token(book: Book, secret_hash: str) -> tuple[User, ApiToken] | None:
@@ -163,43 +182,48 @@ def _api_tokens(book: Book, username: UserName) -> list[ApiToken]:
     return sorted(found, key=lambda token: (token.created_at, token.id), reverse=True)
 
 
-def _revoke_api_token(book: Book, username: UserName, token: TokenId) -> bool:
+def _revoke_api_token(book: Book, username: UserName, token: TokenId, now: datetime, by: UserName | None) -> bool:
     found = book.api_tokens.get(token)
     if found is None or found[0].username != username:
         return False
     book.api_tokens.put(token, (found[0], found[1], True))
+    audit(book, by, "token.revoke", token, now)
     return True
 
 
 # ---------------------------------------------------------------- Fleets
 
 
-def _create_fleet(book: Book, fleet: Fleet) -> None:
+def _create_fleet(book: Book, fleet: Fleet, by: UserName | None) -> None:
     if fleet.id in book.fleets:
         raise Refused("exists", f"there is a Fleet named {fleet.id!r} already", field="id")
     book.fleets.put(fleet.id, fleet)
+    audit(book, by, "fleet.create", fleet.id, fleet.created_at, fleet.kind.value)
     poke(book, Topic.CONSOLE)
 
 
-def _update_fleet(book: Book, fleet: FleetId, given: dict[str, object]) -> Fleet:
+def _update_fleet(book: Book, fleet: FleetId, given: dict[str, object], by: UserName | None, now: datetime | None) -> Fleet:
     found = book.fleets.get(fleet)
     if found is None:
         raise NotFound("Fleet", fleet)
     changed = evolve(found, **given)  # type: ignore[arg-type]
     if changed.visibility is Visibility.PUBLIC:
         changed = evolve(changed, project=None)
+    audit(book, by, "fleet.update", fleet, now or found.created_at, what_changed(given))
     poke(book, Topic.JOBS, Topic.CONSOLE)
     return book.fleets.put(fleet, changed)
 
 
-def _delete_fleet(book: Book, fleet: FleetId) -> None:
-    if fleet not in book.fleets:
+def _delete_fleet(book: Book, fleet: FleetId, by: UserName | None, now: datetime | None) -> None:
+    found = book.fleets.get(fleet)
+    if found is None:
         raise NotFound("Fleet", fleet)
     left = [Reason("node", f"Node {node.id} is enrolled in it", node.id) for node in book.nodes if _lives_in(node, fleet)]
     left += [Reason("job", f"job {job.id} has not ended", job.id) for job in book.jobs if job.fleet == fleet and job.ended_at is None]
     if left:
         raise Refused("fleet-in-use", f"Fleet {fleet} is still in use", reasons=tuple(left))
     book.fleets.drop(fleet)
+    audit(book, by, "fleet.delete", fleet, now or found.created_at)
     for token in [token for token in book.tokens if token.token.fleet == fleet]:
         book.tokens.drop(token.token.id)
     poke(book, Topic.CONSOLE)
@@ -217,6 +241,7 @@ def _mint(book: Book, token: JoinToken, secret_hash: str) -> None:
         raise NotFound("Fleet", token.fleet)
     if token.id not in book.tokens:
         book.tokens.put(token.id, TokenRow(token=token, secret_hash=secret_hash))
+        audit(book, token.created_by, "join-token.create", token.id, token.created_at, token.fleet)
 
 
 def _join_tokens(book: Book, fleet: FleetId) -> list[JoinToken]:
@@ -224,11 +249,12 @@ def _join_tokens(book: Book, fleet: FleetId) -> list[JoinToken]:
     return sorted(found, key=lambda token: (token.created_at, token.id), reverse=True)
 
 
-def _revoke_join_token(book: Book, fleet: FleetId, token: TokenId, now: datetime) -> bool:
+def _revoke_join_token(book: Book, fleet: FleetId, token: TokenId, now: datetime, by: UserName | None) -> bool:
     row = book.tokens.get(token)
     if row is None or row.token.fleet != fleet:
         return False
     book.tokens.put(token, evolve(row, token=evolve(row.token, revoked_at=row.token.revoked_at or now)))
+    audit(book, by, "join-token.revoke", token, now, fleet)
     return True
 
 
@@ -251,6 +277,7 @@ def _join(
         _join_again(book, request, node, row, now)
     book.credentials.put(credential[0], CredentialRow(node=node, expires_at=credential[1]))
     write_inventory(book, node, request.inventory, now)
+    audit(book, row.token.created_by, "node.join", node, now, f"{fleet} at {request.address}")
     poke(book, Topic.CONSOLE)
     return view(book, node, now)
 
