@@ -15,7 +15,8 @@ from tests.contract.storage_world import FLEET, GATEWAY, USER, WORKER, OpenWorld
 from tuneplane.domain.errors import Refused, StorageUnavailable, TuneplaneError
 from tuneplane.domain.faultpoint import FAULT_POINTS, AnswerLost, install_fault_hook
 from tuneplane.domain.fleets import FleetState
-from tuneplane.domain.ids import FleetId, GatewayId, JobId, MemberId, NodeId, TokenId, UserName
+from tuneplane.domain.hardware import Series
+from tuneplane.domain.ids import FleetId, GatewayId, JobId, MemberId, NodeId, SeriesId, TokenId, UserName
 from tuneplane.domain.inventory import EpochHold, Stranger
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, JoinToken
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, MemberPhase
@@ -25,6 +26,7 @@ from tuneplane.domain.nodes import NodeState
 N1 = NodeId("n1")
 MEMBER = MemberId("job-a-1-0")
 ROOT = UserName("root")  # who acts
+H100 = Series(series=SeriesId("h100"), card_names=("NVIDIA H100",))
 Act = Callable[[World], Awaitable[object]]
 
 
@@ -126,6 +128,11 @@ async def fleet_alone(world: World) -> None:
     await world.fleet()
 
 
+async def series(world: World) -> None:
+    await world.fleet()
+    await world.storage.add_series(H100, world.now)
+
+
 async def user(world: World) -> None:
     await world.storage.create_user(USER, "user", None, world.now)
 
@@ -194,6 +201,8 @@ WRITES: dict[str, tuple[Act, Act]] = {
     "create_fleet": (user, lambda w: w.storage.create_fleet(a_fleet(at=w.now), by=ROOT)),
     "update_fleet": (fleet_alone, update_fleet),
     "delete_fleet": (fleet_alone, lambda w: w.storage.delete_fleet(FLEET, by=ROOT, now=w.now)),
+    "add_series": (fleet_alone, lambda w: w.storage.add_series(H100, w.now, by=ROOT)),
+    "remove_series": (series, lambda w: w.storage.remove_series(H100.series, by=ROOT, now=w.now)),
     "mint_join_token": (fleet_alone, lambda w: w.storage.mint_join_token(_join_token(w), "hash-m")),
     "revoke_join_token": (enrolled, lambda w: w.storage.revoke_join_token(FLEET, TokenId("t"), w.now, by=ROOT)),
     "join": (enrolled, lambda w: w.join(try_=_next_try(w))),
@@ -230,6 +239,7 @@ SAID_ON_REPEAT = {
     "create_user": "exists",
     "create_fleet": "exists",
     "delete_fleet": "not-found",
+    "remove_series": "not-found",
     "delete_node": "not-found",
     "advance": "illegal-transition",
     "declare_lost": "member-ended",
@@ -297,6 +307,8 @@ AUDITED = {
     "create_fleet": (ROOT, "fleet.create", FLEET, "node", False),
     "update_fleet": (ROOT, "fleet.update", FLEET, "state draining, config", False),
     "delete_fleet": (ROOT, "fleet.delete", FLEET, "", False),
+    "add_series": (ROOT, "hardware.add", "h100", "NVIDIA H100", False),
+    "remove_series": (ROOT, "hardware.remove", "h100", "", False),
     "mint_join_token": (UserName("a"), "join-token.create", "m", FLEET, False),
     "revoke_join_token": (ROOT, "join-token.revoke", "t", FLEET, False),
     "join": (USER, "node.join", N1, f"{FLEET} at host", False),

@@ -373,9 +373,9 @@ def refuse_join(rig: Rig, strike: Strike) -> None:
         token=made["token"], join_key="k" * 32, try_=1, address="late", node_version="1", protocol=WIRE_PROTOCOL, inventory=inventory
     )
     rig.strike(strike)
-    _refused(rig, lambda: rig.system.client.post(f"/api/fleets/{FLEET}/nodes", codec.encode(body)), 403)
+    refused(rig, lambda: rig.system.client.post(f"/api/fleets/{FLEET}/nodes", codec.encode(body)), 403)
     assert "token-revoked" in rig.sql("SELECT string_agg(detail, ';') FROM audit WHERE action = 'node.join-refused'")
-    _then_launch(rig, strike)
+    then_launch(rig, strike)
 
 
 def set_node_state(rig: Rig, strike: Strike) -> None:
