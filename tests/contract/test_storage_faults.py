@@ -228,7 +228,7 @@ WRITES: dict[str, tuple[Act, Act]] = {
     "mark_sent": (sent, mark),
     "answer_command": (sent, answer),
     "place": (submitted, lambda w: w.place(cards=("GPU-a",))),
-    "note_waiting": (submitted, lambda w: w.storage.note_waiting(JobId("job-a"), "no-nodes", [], w.now)),
+    "note_waiting": (submitted, lambda w: w.storage.note_waiting([JobId("job-a")], "no-nodes", [], w.now)),
     "claim_attempts": (placed, lambda w: w.storage.claim_attempts(WORKER, 10, w.now, lease(w))),
     "renew_claims": (preparing, renew),
     "advance": (placed, advance),

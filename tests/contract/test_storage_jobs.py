@@ -10,8 +10,8 @@ from attrs import evolve
 from tests.contract.storage_world import FLEET, GATEWAY, USER, OpenWorld, World, a_spec
 from tuneplane.domain.errors import NotFound, Reason
 from tuneplane.domain.frames import CommandKind
-from tuneplane.domain.ids import JobId, MemberId, NodeId, UserName
-from tuneplane.domain.jobs import Job, MemberRecord, Page
+from tuneplane.domain.ids import FleetId, JobId, MemberId, NodeId, UserName
+from tuneplane.domain.jobs import Job, MemberRecord, Occupant, Page
 from tuneplane.domain.jobspec import Metadata, StopPolicy
 from tuneplane.domain.launch_table import (
     AttemptAction,
@@ -98,10 +98,54 @@ async def test_waiting_jobs_by_priority_then_age(open_world: OpenWorld) -> None:
         for number, priority in enumerate((0, 5, 0, 5)):
             await world.submit(f"job-{number}", spec=a_spec(priority=priority))
             world.later(1)
-        assert [one.id for one in await world.storage.waiting_jobs(10, world.now)] == ["job-1", "job-3", "job-0", "job-2"]
+        assert [one.id for one in await world.storage.waiting_jobs(FLEET, 10, world.now)] == ["job-1", "job-3", "job-0", "job-2"]
         await world.place("job-1")
         await world.storage.request_stop(JobId("job-3"), USER, world.now)
-        assert [one.id for one in await world.storage.waiting_jobs(10, world.now)] == ["job-0", "job-2"]
+        assert [one.id for one in await world.storage.waiting_jobs(FLEET, 10, world.now)] == ["job-0", "job-2"]
+
+
+async def test_waiting_jobs_of_one_fleet_do_not_hide_anothers(open_world: OpenWorld) -> None:
+    """R-PLC-06: the limit is each Fleet's own."""
+    async with open_world() as world:
+        for fleet in (FLEET, "idle", "other"):
+            await world.fleet(fleet)
+        for number in range(5):
+            await world.submit(f"job-{number}", spec=a_spec(priority=9))
+        await world.submit("job-late", fleet="other")
+        assert await world.storage.waiting_fleets(world.now) == sorted((FLEET, "other"))
+        assert [one.id for one in await world.storage.waiting_jobs(FleetId("other"), 3, world.now)] == ["job-late"]
+        assert len(await world.storage.waiting_jobs(FLEET, 3, world.now)) == 3
+        assert await world.storage.waiting_jobs(FleetId("idle"), 3, world.now) == []
+        await world.storage.request_stop(JobId("job-late"), USER, world.now)
+        assert await world.storage.waiting_fleets(world.now) == [FLEET]
+
+
+async def test_occupants_are_whoever_holds_something(open_world: OpenWorld) -> None:
+    """R-PLC-06: what bounds the end of each member, as far as anybody can know."""
+    async with open_world() as world:
+        await world.node()
+        await world.submit(spec=a_spec(max_runtime_seconds=60.0, stop=StopPolicy(grace_seconds=5.0)))
+        assert await world.storage.occupants(FLEET) == []
+        await world.place()
+        placed = Occupant(node=N1, placed_at=world.now, running_at=None, max_runtime_seconds=60.0, grace_seconds=5.0)
+        assert await world.storage.occupants(FLEET) == [placed]
+        assert await world.storage.occupants(FleetId("other")) == []
+        await world.storage.request_stop(JOB, USER, world.now)  # nothing was sent: it holds nothing any more
+        assert await world.storage.occupants(FLEET) == []
+
+
+async def test_note_waiting_of_many_is_kept_by_those_that_still_wait(open_world: OpenWorld) -> None:
+    async with open_world() as world:
+        await world.fleet()
+        jobs = [await world.submit(f"job-{number}") for number in range(4)]
+        await world.storage.request_stop(jobs[3], USER, world.now)
+        await world.storage.note_waiting(jobs[:1], "no-free-capacity", [], world.now)
+        first = world.now
+        await world.storage.note_waiting([*reversed(jobs), JobId("job-none")], "no-free-capacity", [], world.later(5))
+        found = [(await job(world, one)).waiting for one in jobs]
+        assert [one and (one.code, one.since) for one in found] == [
+            ("no-free-capacity", first), ("no-free-capacity", world.now), ("no-free-capacity", world.now), None,
+        ]  # fmt: skip
 
 
 async def test_note_waiting_keeps_since_while_the_reason_stays(open_world: OpenWorld) -> None:
@@ -109,12 +153,12 @@ async def test_note_waiting_keeps_since_while_the_reason_stays(open_world: OpenW
         await world.fleet()
         await world.submit()
         first = world.now
-        await world.storage.note_waiting(JOB, "no-ready-node", [Reason("not-ready", "n1 is away", "n1")], first)
-        await world.storage.note_waiting(JOB, "no-ready-node", [Reason("not-ready", "n1 is draining", "n1")], world.later(5))
+        await world.storage.note_waiting([JOB], "no-ready-node", [Reason("not-ready", "n1 is away", "n1")], first)
+        await world.storage.note_waiting([JOB], "no-ready-node", [Reason("not-ready", "n1 is draining", "n1")], world.later(5))
         waiting = (await job(world)).waiting
         assert waiting is not None
         assert (waiting.code, waiting.since, waiting.reasons[0].detail) == ("no-ready-node", first, "n1 is draining")
-        await world.storage.note_waiting(JOB, "no-free-capacity", [], world.later(5))
+        await world.storage.note_waiting([JOB], "no-free-capacity", [], world.later(5))
         waiting = (await job(world)).waiting
         assert waiting is not None
         assert (waiting.code, waiting.since) == ("no-free-capacity", world.now)
@@ -128,7 +172,7 @@ async def test_stop_of_a_queued_job_stops_it_at_once(open_world: OpenWorld) -> N
     async with open_world() as world:
         await world.fleet()
         await world.submit()
-        await world.storage.note_waiting(JOB, "no-nodes", [], world.now)
+        await world.storage.note_waiting([JOB], "no-nodes", [], world.now)
         stopped = await world.storage.request_stop(JOB, USER, world.now)
         assert (stopped.state, stopped.stop_asked_by, stopped.ended_at) == (JobState.STOPPED, USER, world.now)
         assert stopped.waiting is None

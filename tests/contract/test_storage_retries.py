@@ -65,10 +65,10 @@ async def test_conclude_puts_a_failed_job_back_with_its_backoff_and_its_former_c
         assert found.waiting.code == "retry-backoff"
         assert f"{later:%H:%M:%SZ}" in found.waiting.reasons[0].detail
         assert "exit code 3" in found.waiting.reasons[0].detail
-        assert await world.storage.waiting_jobs(10, world.now) == []
+        assert await world.storage.waiting_jobs(FLEET, 10, world.now) == []
         assert not await place(world, 2)
         world.later(PRODUCTION.retry_first)
-        assert [one.attempt_number for one in await world.storage.waiting_jobs(10, world.now)] == [1]
+        assert [one.attempt_number for one in await world.storage.waiting_jobs(FLEET, 10, world.now)] == [1]
         assert await kinds(world) == [
             "job.submitted", "attempt.placed", "attempt.claimed", "attempt.preparing", "member.prepared", "attempt.committed",
             "member.running", "attempt.running", "member.terminated", "attempt.ended", "job.queued-again",
@@ -125,7 +125,7 @@ async def test_stop_during_the_backoff_stops_at_once(open_world: OpenWorld) -> N
         assert (stopped.state, stopped.not_before, stopped.waiting, stopped.reason_code) == (J.STOPPED, None, None, "stopped")
         assert stopped.reason_detail == f"stopped by ada; attempt 1 ended (exit-code: {FIRST} ended with exit code 3)"  # L-H1
         world.later(PRODUCTION.retry_most)
-        assert await world.storage.waiting_jobs(10, world.now) == []
+        assert await world.storage.waiting_jobs(FLEET, 10, world.now) == []
         assert not await place(world, 2)
 
 
@@ -187,7 +187,7 @@ async def test_retry_by_hand_cuts_a_backoff_short(open_world: OpenWorld) -> None
     async with open_world() as world:
         await world.step(await failing(world), E.ALL_ENDED)
         assert (await world.storage.retry(JOB, USER, world.now)).not_before is None
-        assert [one.id for one in await world.storage.waiting_jobs(10, world.now)] == [JOB]
+        assert [one.id for one in await world.storage.waiting_jobs(FLEET, 10, world.now)] == [JOB]
 
 
 async def test_retry_of_what_did_not_fail_is_refused(open_world: OpenWorld) -> None:

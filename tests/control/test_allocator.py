@@ -11,8 +11,6 @@ import trio.testing
 from tests.control.failing_storage import CutStorage, cut
 from tests.control.plane import ADA, FLEET, Plane, now, open_plane
 from tests.control.scripted_node import inventory
-from tuneplane.control.allocator import MAX_REASONS, _shorten
-from tuneplane.domain.errors import Reason
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.hardware import Series
 from tuneplane.domain.ids import JobId, MemberId, SeriesId
@@ -134,14 +132,6 @@ async def test_allocator_goes_on_after_the_database_was_away(database: str, tmp_
                 while storage.refused < 3:
                     await trio.testing.wait_all_tasks_blocked(0.01)
             await plane.wait_job(job, JobState.RUNNING)
-
-
-def test_allocator_shows_as_many_reasons_as_a_person_reads() -> None:
-    reasons = tuple(Reason("not-ready", f"Node {number}", str(number)) for number in range(MAX_REASONS + 7))
-    shown = _shorten(reasons)
-    assert len(shown) == MAX_REASONS + 1
-    assert "7 more" in shown[-1].detail
-    assert _shorten(reasons[:MAX_REASONS]) == reasons[:MAX_REASONS]
 
 
 async def _wait_reason(plane: Plane, job: JobId, code: str) -> object:

@@ -45,6 +45,7 @@ TIMINGS = Timings(
     commit_margin=5.0,
     commit_deadline=40.0,
     engine_call=20.0,
+    earmark_after=15.0,
     retry_first=2.0,
     retry_most=30.0,
     poll=6.0,

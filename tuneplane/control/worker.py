@@ -29,7 +29,7 @@ def worker_root(
         return Consumer(storage=storage, worker=worker_id, timings=timings, clock=clock, backoff=backoff())
 
     def allocator() -> Allocator:
-        return Allocator(storage=storage, clock=clock, backoff=backoff(), storage_root=storage_root)
+        return Allocator(storage=storage, timings=timings, clock=clock, backoff=backoff(), storage_root=storage_root)
 
     def retention() -> Retention:
         return Retention(storage=storage, timings=timings, clock=clock, backoff=backoff())

@@ -209,6 +209,17 @@ class PlacedMember:
     ports: tuple[int, ...] = ()
 
 
+@frozen(kw_only=True)
+class Occupant:
+    """A member that holds something on a Node, and what bounds its end."""
+
+    node: NodeId
+    placed_at: datetime
+    running_at: datetime | None
+    max_runtime_seconds: float | None
+    grace_seconds: float
+
+
 def placed_on(members: Sequence[PlacedMember]) -> str:
     """Where an attempt was placed, in a sentence: its machines, and where a gang meets."""
     where = f"on {', '.join(sorted({one.node for one in members}))}"

@@ -6,7 +6,7 @@ thousands of jobs: Nodes are judged once a shape, and after that only where some
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from heapq import heapify, heappop, heappush
 from typing import Union
@@ -65,7 +65,7 @@ class Room:
     _keys: dict[NodeId, Key] = field(factory=dict, init=False)
     _fits: dict[Shape, _Fit] = field(factory=dict, init=False)
     _peers: dict[str | None, Peers] = field(factory=dict, init=False)
-    _changes: list[NodeId] = field(factory=list, init=False)
+    _changes: list[NodeId] = field(factory=list, init=False)  # in the order of the takings
 
     def __attrs_post_init__(self) -> None:
         for node in self.nodes.values():
@@ -116,6 +116,18 @@ class Room:
         refused = {**self.closed, **self._fit(shape).why}
         fitting = [node for node in self.nodes if node not in refused and node not in without]
         return _must_wait(shape, self.fleet, len(fitting), [refused[node] for node in sorted(refused)], empty=not self.nodes)
+
+    def refused(self, shape: Shape) -> Mapping[NodeId, Reason]:
+        """The Nodes that are open to work and do not take a member, and why."""
+        return self._fit(shape).why
+
+    def open_nodes(self) -> Iterator[Node]:
+        return (self.nodes[node] for node in self._keys)
+
+    @property
+    def changed(self) -> frozenset[NodeId]:
+        """Where something was taken."""
+        return frozenset(self._changes)
 
     def peers(self, shape: Shape) -> Peers | None:
         """How the members of a gang would reach one another; None for a job on one machine."""

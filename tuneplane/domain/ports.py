@@ -31,6 +31,7 @@ from .jobs import (
     JoinRequest,
     JoinToken,
     NodeIdentity,
+    Occupant,
     OutgoingCommand,
     Page,
     PlacedMember,
@@ -308,8 +309,14 @@ class JobStore(Protocol):
 class LaunchStore(Protocol):
     """What workers need."""
 
-    async def waiting_jobs(self, limit: int, now: datetime) -> list[Job]:
-        """Queued jobs whose back-off is over, by priority, then age."""
+    async def waiting_fleets(self, now: datetime) -> list[FleetId]:
+        """The Fleets that have waiting jobs."""
+
+    async def waiting_jobs(self, fleet: FleetId, limit: int, now: datetime) -> list[Job]:
+        """The Fleet's queued jobs whose back-off is over, by priority, then age."""
+
+    async def occupants(self, fleet: FleetId) -> list[Occupant]:
+        """Who holds something on the Fleet's Nodes."""
 
     async def placement_nodes(self, fleet: FleetId, now: datetime) -> list[Node]:
         """All Nodes of a Fleet, capacity and free cards included."""
@@ -317,8 +324,8 @@ class LaunchStore(Protocol):
     async def place(self, job: JobId, attempt: AttemptId, number: int, members: Sequence[PlacedMember], now: datetime) -> bool:
         """Write attempt, plans and holds in one transaction. False when a constraint or a stop says no: look again."""
 
-    async def note_waiting(self, job: JobId, code: str, reasons: Sequence[Reason], now: datetime) -> None:
-        """Keep the reason; writes only when it changed."""
+    async def note_waiting(self, jobs: Sequence[JobId], code: str, reasons: Sequence[Reason], now: datetime) -> None:
+        """Keep the reason that ``jobs`` have in common; writes only where it changed, and only of those still queued."""
 
     async def claim_attempts(self, worker: WorkerId, limit: int, now: datetime, lease_until: datetime) -> list[Claim]:
         """Take attempts that nobody holds or whose lease ran out (SKIP LOCKED); the claim epoch rises."""

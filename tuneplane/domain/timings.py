@@ -25,6 +25,7 @@ class Timings:
     commit_margin: float = 10.0  # P-08: no commit is decided this close to expiry of a hold
     commit_deadline: float = 120.0  # P-10: a committed member that does not run by then stops the gang
     judging_grace: float = 60.0  # L-B8, L-B12: reconnect_most + gateway_lease + two beats; nobody is judged within it
+    earmark_after: float = 300.0  # R-PLC-06: small jobs go first for so long; then machines are kept free for who waits
     retry_first: float = 10.0  # between an attempt's end and the next one; it doubles
     retry_most: float = 600.0  # as long as a registry or a mount takes to be mended by a person
     engine_call: float = 60.0  # one call to the container engine

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 
 from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
-from tuneplane.domain import codec
 from tuneplane.domain.errors import NotFound, Reason, Refused
 from tuneplane.domain.frames import Progress
 from tuneplane.domain.ids import FleetId, JobId, TraceId, UserName
@@ -21,6 +19,7 @@ from tuneplane.domain.verdict import STOPPED, cause_between_attempts, cause_of_s
 from .database import Aggregate, audit, clean, from_json, keys_of, note, page_of, poke, to_json
 from .launches import member_views
 from .silence import SILENT_SINCE, WITH_SESSION
+from .specs import spec_of
 from .stopping import stop_members
 
 
@@ -67,15 +66,22 @@ class Jobs(Aggregate):
         rows, cursor = page_of(await self._db.fetch(sql, keys.at, keys.id, keys.limit, wanted, fleet, owner), page)
         return [job_of(row) for row in rows], cursor
 
-    async def waiting_jobs(self, limit: int, now: datetime) -> list[Job]:
+    async def waiting_fleets(self, now: datetime) -> list[FleetId]:
         sql = (
-            "SELECT * FROM job WHERE state = 'queued' AND (not_before IS NULL OR not_before <= $2)"
-            " ORDER BY priority DESC, created_at, id LIMIT $1"
+            "SELECT id FROM fleet WHERE EXISTS (SELECT FROM job WHERE live_fleet_id = fleet.id AND state = 'queued'"
+            " AND (not_before IS NULL OR not_before <= $1)) ORDER BY id"
         )
-        return [job_of(row) for row in await self._db.fetch(sql, limit, now)]
+        return [row["id"] for row in await self._db.fetch(sql, now)]
 
-    async def note_waiting(self, job: JobId, code: str, reasons: Sequence[Reason], now: datetime) -> None:
-        await self._db.write("note_waiting", _note_waiting, job, code, tuple(reasons), now)
+    async def waiting_jobs(self, fleet: FleetId, limit: int, now: datetime) -> list[Job]:
+        sql = (
+            "SELECT * FROM job WHERE live_fleet_id = $1 AND state = 'queued' AND (not_before IS NULL OR not_before <= $3)"
+            " ORDER BY priority DESC, created_at, id LIMIT $2"
+        )
+        return [job_of(row) for row in await self._db.fetch(sql, fleet, limit, now)]
+
+    async def note_waiting(self, jobs: Sequence[JobId], code: str, reasons: Sequence[Reason], now: datetime) -> None:
+        await self._db.write("note_waiting", _note_waiting, tuple(jobs), code, tuple(reasons), now)
 
     async def request_stop(self, job: JobId, by: UserName, now: datetime) -> Job:
         return await self._db.write("request_stop", _request_stop, job, by, now)
@@ -132,15 +138,18 @@ async def _submit(
     return job_of(row)
 
 
-async def _note_waiting(connection: Connection, job: JobId, code: str, reasons: tuple[Reason, ...], now: datetime) -> None:
+async def _note_waiting(connection: Connection, jobs: tuple[JobId, ...], code: str, reasons: tuple[Reason, ...], now: datetime) -> None:
+    """Locks the jobs in the order of their ids, as whoever else changes several does."""
+    sql = "SELECT id FROM job WHERE id = ANY($1::text[]) AND state = 'queued' ORDER BY id FOR NO KEY UPDATE"
+    queued = [row["id"] for row in await connection.fetch(sql, list(jobs))]
     sql = (
         "UPDATE job SET waiting_code = $2, waiting_reasons = $3::json,"
         " waiting_since = CASE WHEN waiting_code IS DISTINCT FROM $2 THEN $4 ELSE waiting_since END"
-        " WHERE id = $1 AND state = 'queued' AND (waiting_code IS DISTINCT FROM $2 OR waiting_reasons::text IS DISTINCT FROM $5)"
+        " WHERE id = ANY($1::text[]) AND (waiting_code IS DISTINCT FROM $2 OR waiting_reasons::text IS DISTINCT FROM $5)"
         " RETURNING id"
     )
     text = to_json(reasons)
-    if await connection.fetchrow(sql, job, clean(code), text, now, text) is not None:
+    if await connection.fetch(sql, queued, clean(code), text, now, text):
         await poke(connection, Topic.CONSOLE)
 
 
@@ -248,7 +257,7 @@ def job_of(row: Row, attempts: tuple[AttemptRecord, ...] = ()) -> Job:
         project=row["project"],
         owner=row["owner"],
         fleet=row["fleet_id"],
-        spec=codec.decode(JobSpec, json.loads(row["spec"])),
+        spec=spec_of(row["spec"]),
         image=row["image"],
         state=JobState(row["state"]),
         trace=row["trace"],

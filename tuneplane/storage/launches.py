@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
 from tuneplane.domain.fleets import gang_deadline
-from tuneplane.domain.ids import AttemptId, JobId, WorkerId
-from tuneplane.domain.jobs import Claim, PlacedMember, placed_on
+from tuneplane.domain.ids import AttemptId, FleetId, JobId, WorkerId
+from tuneplane.domain.jobs import Claim, Occupant, PlacedMember, placed_on
 from tuneplane.domain.jobspec import Orchestrator
 from tuneplane.domain.launch_table import (
     ENDED_PHASES,
@@ -32,6 +32,7 @@ from .commands import insert_commit, insert_forget, insert_prepare
 from .database import Aggregate, clean, note, poke, to_json
 from .holds import take
 from .silence import LIVE, SILENT_SINCE, WITH_SESSION
+from .specs import spec_of
 from .stopping import stop_members
 
 # What may say no to a placement: somebody else was quicker, or the world changed since the planner looked.
@@ -63,6 +64,14 @@ class Launches(Aggregate):
             if error.constraint not in RACES:
                 raise
             return False
+
+    async def occupants(self, fleet: FleetId) -> list[Occupant]:
+        sql = (
+            "SELECT hold.node_id, attempt.created_at, attempt.running_at, job.spec FROM node"
+            " JOIN resource_hold AS hold ON hold.node_id = node.id JOIN member ON member.id = hold.member_id"
+            " JOIN attempt ON attempt.id = attempt_id JOIN job ON job.id = job_id WHERE node.live_fleet_id = $1 ORDER BY hold.member_id"
+        )
+        return [_occupant(row) for row in await self._db.fetch(sql, fleet)]
 
     async def claim_attempts(self, worker: WorkerId, limit: int, now: datetime, lease_until: datetime) -> list[Claim]:
         return await self._db.write("claim_attempts", _claim, worker, limit, now, lease_until)
@@ -126,6 +135,17 @@ async def _open_to_work(connection: Connection, members: tuple[PlacedMember, ...
         " AND EXISTS (SELECT FROM fleet WHERE fleet.id = live_fleet_id AND fleet.state = 'active') ORDER BY id FOR SHARE OF node"
     )
     return len(await connection.fetch(sql, nodes)) == len(nodes)
+
+
+def _occupant(row: Row) -> Occupant:
+    body = spec_of(row["spec"]).spec
+    return Occupant(
+        node=row["node_id"],
+        placed_at=row["created_at"],
+        running_at=row["running_at"],
+        max_runtime_seconds=body.max_runtime_seconds,
+        grace_seconds=body.stop.grace_seconds,
+    )
 
 
 # ---------------------------------------------------------------- claims

@@ -83,11 +83,14 @@ class Jobs(Client):
     async def timeline(self, job: JobId, limit: int) -> list[TimelineEvent]:
         return await self.read("timeline", lambda book: [event for owner, event in book.timeline if owner == job][-limit:])
 
-    async def waiting_jobs(self, limit: int, now: datetime) -> list[Job]:
-        return await self.read("waiting_jobs", _waiting_jobs, limit, now)
+    async def waiting_fleets(self, now: datetime) -> list[FleetId]:
+        return await self.read("waiting_fleets", lambda book: sorted({job.fleet for job in book.jobs if _is_waiting(job, now)}))
 
-    async def note_waiting(self, job: JobId, code: str, reasons: Sequence[Reason], now: datetime) -> None:
-        await self.write("note_waiting", _note_waiting, job, clean(code), tuple(reasons), now)
+    async def waiting_jobs(self, fleet: FleetId, limit: int, now: datetime) -> list[Job]:
+        return await self.read("waiting_jobs", _waiting_jobs, fleet, limit, now)
+
+    async def note_waiting(self, jobs: Sequence[JobId], code: str, reasons: Sequence[Reason], now: datetime) -> None:
+        await self.write("note_waiting", _note_waiting, tuple(jobs), clean(code), tuple(reasons), now)
 
 
 # ---------------------------------------------------------------- jobs
@@ -163,21 +166,23 @@ def _member(book: Book, row: MemberRow, now: datetime) -> MemberRecord:
     )
 
 
-def _waiting_jobs(book: Book, limit: int, now: datetime) -> list[Job]:
-    found = [job for job in book.jobs if job.state is JobState.QUEUED and (job.not_before is None or job.not_before <= now)]
+def _is_waiting(job: Job, now: datetime) -> bool:
+    return job.state is JobState.QUEUED and (job.not_before is None or job.not_before <= now)
+
+
+def _waiting_jobs(book: Book, fleet: FleetId, limit: int, now: datetime) -> list[Job]:
+    found = [job for job in book.jobs if job.fleet == fleet and _is_waiting(job, now)]
     return sorted(found, key=lambda job: (-job.spec.spec.priority, job.created_at, job.id))[:limit]
 
 
-def _note_waiting(book: Book, job: JobId, code: str, reasons: tuple[Reason, ...], now: datetime) -> None:
-    row = book.jobs.get(job)
-    if row is None or row.state is not JobState.QUEUED:
-        return
-    same = row.waiting is not None and row.waiting.code == code
-    if row.waiting is not None and same and row.waiting.reasons == reasons:
-        return
-    since = row.waiting.since if row.waiting is not None and same else now
-    book.jobs.put(job, evolve(row, waiting=Waiting(code=code, reasons=reasons, since=since)))
-    poke(book, Topic.CONSOLE)
+def _note_waiting(book: Book, jobs: tuple[JobId, ...], code: str, reasons: tuple[Reason, ...], now: datetime) -> None:
+    for row in [row for job in sorted(set(jobs)) if (row := book.jobs.get(job)) is not None and row.state is JobState.QUEUED]:
+        same = row.waiting is not None and row.waiting.code == code
+        if row.waiting is not None and same and row.waiting.reasons == reasons:
+            continue
+        since = row.waiting.since if row.waiting is not None and same else now
+        book.jobs.put(row.id, evolve(row, waiting=Waiting(code=code, reasons=reasons, since=since)))
+        poke(book, Topic.CONSOLE)
 
 
 # ---------------------------------------------------------------- stops

@@ -9,8 +9,8 @@ from attrs import evolve
 
 from tuneplane.domain.fleets import FleetState, gang_deadline
 from tuneplane.domain.frames import CommandKind
-from tuneplane.domain.ids import AttemptId, JobId, MemberId, WorkerId
-from tuneplane.domain.jobs import Claim, PlacedMember, Waiting, placed_on
+from tuneplane.domain.ids import AttemptId, FleetId, JobId, MemberId, WorkerId
+from tuneplane.domain.jobs import Claim, Occupant, PlacedMember, Waiting, placed_on
 from tuneplane.domain.launch_table import (
     ENDED_PHASES,
     JOB_STATE_OF_ATTEMPT,
@@ -41,6 +41,9 @@ class Launches(Client):
 
     async def place(self, job: JobId, attempt: AttemptId, number: int, members: Sequence[PlacedMember], now: datetime) -> bool:
         return await self.write("place", _place, job, attempt, number, tuple(members), now)
+
+    async def occupants(self, fleet: FleetId) -> list[Occupant]:
+        return await self.read("occupants", _occupants, fleet)
 
     async def claim_attempts(self, worker: WorkerId, limit: int, now: datetime, lease_until: datetime) -> list[Claim]:
         return await self.write("claim_attempts", _claim, worker, limit, now, lease_until)
@@ -90,6 +93,24 @@ def _place(book: Book, job: JobId, attempt: AttemptId, number: int, members: tup
     note(book, job, now, "attempt.placed", attempt, placed_on(members))
     poke(book, Topic.ATTEMPTS, Topic.CONSOLE)
     return True
+
+
+def _occupants(book: Book, fleet: FleetId) -> list[Occupant]:
+    return [
+        _occupant(book, hold) for hold in book.holds if book.nodes[hold.node].fleet == fleet and book.nodes[hold.node].removed_at is None
+    ]
+
+
+def _occupant(book: Book, hold: HoldRow) -> Occupant:
+    attempt = book.attempts[book.members[hold.member].attempt]
+    body = book.jobs[attempt.job].spec.spec
+    return Occupant(
+        node=hold.node,
+        placed_at=attempt.created_at,
+        running_at=attempt.running_at,
+        max_runtime_seconds=body.max_runtime_seconds,
+        grace_seconds=body.stop.grace_seconds,
+    )
 
 
 def _takes_work(book: Book, member: PlacedMember) -> bool:
