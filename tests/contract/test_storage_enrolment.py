@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import trio
+from attrs import evolve
 
-from tests.contract.storage_world import FLEET, OpenWorld, World, an_inventory
+from tests.contract.storage_world import FLEET, OpenWorld, World, a_fleet, an_inventory
 from tuneplane.domain.errors import NotFound, Refused
-from tuneplane.domain.fleets import FleetKind
+from tuneplane.domain.fleets import FleetKind, Visibility
 from tuneplane.domain.ids import FleetId, NodeId, TokenId
 from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.nodes import Node
@@ -164,6 +165,21 @@ async def test_nodes_at_address_counts_connected_others_only(open_world: OpenWor
         assert await world.storage.nodes_at_address(FLEET, "elsewhere", NodeId("n2")) == []
         await world.storage.close_session(NodeId("n1"), opened.epoch, "bye", world.now)
         assert await world.storage.nodes_at_address(FLEET, "host", NodeId("n2")) == []
+
+
+async def test_nodes_at_address_are_of_every_fleet_that_the_machine_may_hear_of(open_world: OpenWorld) -> None:
+    """R-ENR-07, R-FLT-08: one machine's cards are counted twice also across Fleets; a hidden Fleet's Nodes are not told of."""
+    async with open_world() as world:
+        await world.node("n1")
+        projects = {"vision": "p1", "vision-2": "p1", "speech": "p2"}
+        for name, project in projects.items():
+            await world.storage.create_fleet(evolve(a_fleet(name), visibility=Visibility.PROJECT, project=project))
+        await world.token("t-v", fleet="vision")
+        await world.join("n-v", token="t-v", key="v", fleet="vision", address="HOST")
+        await world.connect("n-v")
+        expected = {FLEET: ["n1"], "vision": ["n-v", "n1"], "vision-2": ["n-v", "n1"], "speech": ["n1"]}
+        for fleet, nodes in expected.items():
+            assert await world.storage.nodes_at_address(FleetId(fleet), "host", NodeId("new")) == nodes, fleet
 
 
 async def test_authenticate_an_expired_credential_says_so_and_the_clock_may_come_back(open_world: OpenWorld) -> None:

@@ -41,12 +41,15 @@ async def test_allocator_writes_the_plan_that_the_node_gets(database: str, tmp_p
         await plane.storage.update_fleet(
             FLEET, capabilities=None, visibility=None, project=None, state=None, config={"storage_root": "/mnt/shared/"}
         )
-        node = await plane.connect(gateway)
+        node = await plane.enrol(gateway.target)
+        node.inventory = inventory(storage_root="/mnt/shared")
+        plane.nursery.start_soon(node.run)
         job = await plane.submit(env={"EPOCHS": "3"})
         command = await node.wait_command(CommandKind.PREPARE)
         plan = read_plan(command.plan, command.plan_digest)
         assert (plan.member, plan.rank, plan.world, plan.node) == (f"{job}-1-0", 0, 1, node.node)
-        assert plan.output_dir == f"/mnt/shared/jobs/{job}/{job}-1"
+        assert (plan.storage_root, plan.output_dir) == ("/mnt/shared", f"/mnt/shared/jobs/{job}/{job}-1")  # the Node compares to the letter
+        assert (await plane.job(job)).attempts[0].output_dir == plan.output_dir
         assert plan.env == {"EPOCHS": "3"}
         assert (plan.cpu_millis, plan.memory_bytes) == (1000, 10**9)
         assert (plan.main_address, plan.address, (plan.main_port,)) == ("127.0.0.1", "127.0.0.1", plan.ports)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.domain.strategies import EPOCH, fleets, nodes
 from tuneplane.domain.errors import InvalidInput
-from tuneplane.domain.fleets import DEFAULT_DELIVERY, Delivery, Fleet, FleetKind, check_slug, config_warnings
+from tuneplane.domain.fleets import DEFAULT_DELIVERY, Delivery, Fleet, FleetKind, check_slug
 from tuneplane.domain.ids import SLUG, AttemptId, JobId, attempt_id, container_name, member_id, operation_id, spell_id
 from tuneplane.domain.liveness import readiness
 from tuneplane.domain.nodes import Node, NodeState
@@ -43,12 +43,6 @@ def test_delivery_defaults_from_the_kind() -> None:
     """R-FLT-02."""
     assert DEFAULT_DELIVERY[FleetKind.NODE] is Delivery.SHARED_MOUNT
     assert set(DEFAULT_DELIVERY) == set(FleetKind)
-
-
-def test_config_an_unread_key_is_a_warning() -> None:
-    """R-FLT-03."""
-    (warning,) = config_warnings({"storage_root": "/srv", "storage_rot": "/srv"})
-    assert "storage_rot" in warning
 
 
 @given(st.text(max_size=70))

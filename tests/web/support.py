@@ -205,11 +205,11 @@ def make_certificate(tmp: Path) -> Iterator[Certificate]:
 
 @asynccontextmanager
 async def open_server(
-    database: str, tmp: Path, *, timings: Timings = TIMINGS, port: int = 0, storage_root: str = ""
+    database: str, tmp: Path, *, timings: Timings = TIMINGS, port: int = 0, storage_root: str = "", accounts: bool = True
 ) -> AsyncIterator[Running]:
     """The whole web room as its supervision tree, on a real HTTPS socket."""
     with make_certificate(tmp) as paths:
-        async with open_site(database, timings=timings, storage_root=storage_root) as running:
+        async with open_site(database, timings=timings, storage_root=storage_root, accounts=accounts) as running:
             root = site_tree(running.site, listen=("127.0.0.1", port), certificate=paths.certificate, key=paths.key, timings=timings)
             async with open_system("test", root) as system:
                 _, bound = await system.find("web/server").ask(WhereListening(), 5)

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from attrs import Factory, field, frozen
 
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused
+from tuneplane.domain.fleet_config import check_config, config_warnings
 from tuneplane.domain.fleets import (
     DEFAULT_DELIVERY,
     Capability,
@@ -16,9 +17,7 @@ from tuneplane.domain.fleets import (
     FleetKind,
     FleetState,
     Visibility,
-    check_fleet_config,
     check_slug,
-    config_warnings,
 )
 from tuneplane.domain.ids import FleetId, TokenId
 from tuneplane.domain.jobs import JoinToken, Page, User
@@ -27,8 +26,6 @@ from tuneplane.domain.secrets import SECRET_ENTROPY_BYTES, SecretKind, secret_ha
 from .api_base import Base, log, may_see, require_admin
 
 JOIN_TOKEN_LIFE = timedelta(hours=24)  # R-ENR-01
-MOST_CONFIG_KEYS = 64  # far more than there are settings; a bound on what one Fleet row holds
-MOST_CONFIG_TEXT = 4096  # characters of one key or value: a URL or a path
 MOST_FLEETS = 500  # a placement looks at every visible Fleet; one page of the list holds them all
 
 
@@ -108,6 +105,7 @@ class Fleets(Base):
         """A new Fleet. InvalidInput names the field; Refused(code="exists")."""
         require_admin(caller)
         check_slug(draft.id, "id")
+        check_config(draft.config)
         fleet = Fleet(
             id=FleetId(draft.id),
             kind=draft.kind,
@@ -116,7 +114,7 @@ class Fleets(Base):
             visibility=draft.visibility,
             project=_project(draft.visibility, draft.project),
             state=draft.state,
-            config=_config(draft.config),
+            config=draft.config,
             created_at=self.clock(),
         )
         await self.storage.create_fleet(fleet, by=caller.username)
@@ -147,6 +145,7 @@ class Fleets(Base):
             wanted = getattr(patch, name)
             if wanted is not None and wanted is not getattr(before, name):
                 raise InvalidInput(name, f"never changes after creation; it is {getattr(before, name).value!r}")
+        check_config(patch.config or {})
         visibility = patch.visibility or before.visibility
         changed = await self.storage.update_fleet(
             fleet,
@@ -154,7 +153,7 @@ class Fleets(Base):
             visibility=patch.visibility,
             project=_project(visibility, patch.project or (before.project if visibility is Visibility.PROJECT else None)),
             state=patch.state,
-            config=None if patch.config is None else _config(patch.config),
+            config=patch.config,
             by=caller.username,
             now=self.clock(),
         )
@@ -213,7 +212,7 @@ def answer_fleet(fleet: Fleet) -> FleetAnswer:
         state=fleet.state,
         config=fleet.config,
         created_at=fleet.created_at,
-        warnings=config_warnings(fleet.config),
+        warnings=config_warnings(fleet.config, fleet.kind),
     )
 
 
@@ -253,13 +252,3 @@ def _project(visibility: Visibility, project: str | None) -> str | None:
     if project is not None:
         raise InvalidInput("project", "only a Fleet of visibility 'project' has one")
     return None
-
-
-def _config(config: dict[str, str]) -> dict[str, str]:
-    if len(config) > MOST_CONFIG_KEYS:
-        raise InvalidInput("config", f"at most {MOST_CONFIG_KEYS} keys")
-    for key, value in config.items():
-        if max(len(key), len(value)) > MOST_CONFIG_TEXT:
-            raise InvalidInput(f"config.{key[:64]}", f"at most {MOST_CONFIG_TEXT} characters")
-    check_fleet_config(config)
-    return config

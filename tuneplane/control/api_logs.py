@@ -16,7 +16,7 @@ from tuneplane.domain.jobs import AttemptRecord, Job, MemberRecord, User
 from tuneplane.domain.launch_table import FINAL_JOB_STATES, MemberPhase
 
 from .api_jobs import Jobs
-from .plans import storage_root_of
+from .plans import root_of_output, storage_root_of
 
 MOST_BYTES = 4 << 20  # of one bounded read: held in memory by this process
 DEFAULT_BYTES = 1 << 20
@@ -152,9 +152,10 @@ class Logs:
     async def open_archive(self, job: Job, member: MemberRecord, query: LogQuery) -> AsyncIterator[AsyncIterator[LogPiece] | None]:
         """The archived log of an ended member, or None when there is none. One that never started wrote nothing."""
         async with AsyncExitStack() as stack:
-            for root in await self._roots(job):
+            attempt = _attempt_of(job, member)
+            for root in await self._roots(job, attempt):
                 try:
-                    opening = self.archive.open_log(root, job.id, _attempt_of(job, member).id, query)
+                    opening = self.archive.open_log(root, job.id, attempt.id, query)
                     pieces = await stack.enter_async_context(opening)
                 except Refused:
                     continue
@@ -162,11 +163,11 @@ class Logs:
                 return
             yield await stack.enter_async_context(aclosing(_nothing())) if member.phase is MemberPhase.ABORTED else None
 
-    async def _roots(self, job: Job) -> list[str]:
-        """Where its Node may have archived it: as the Fleet is told now, then as the setting says."""
+    async def _roots(self, job: Job, attempt: AttemptRecord) -> list[str]:
+        """Where its Node archived it: as its plan says; of a plan that does not, as the Fleet and the setting say now."""
         fleet = await self.jobs.storage.get_fleet(job.fleet)
         named = storage_root_of(fleet, self.storage_root) if fleet is not None else self.storage_root
-        return [root for root in dict.fromkeys((named, self.storage_root)) if root]
+        return [root for root in dict.fromkeys((root_of_output(attempt.output_dir, job.id), named, self.storage_root)) if root]
 
     async def _collect(self, pieces: AsyncIterator[LogPiece], member: MemberRecord, choice: LogChoice, complete: bool) -> LogBytes:
         data, gap, start = bytearray(), 0, choice.offset or 0

@@ -11,11 +11,12 @@ from attrs import asdict, evolve, field, frozen
 from tuneplane.domain import codec
 from tuneplane.domain.addresses import is_numeric
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused
+from tuneplane.domain.fleet_config import why_other_root
 from tuneplane.domain.fleets import Delivery, Fleet
 from tuneplane.domain.frames import WIRE_PROTOCOL
 from tuneplane.domain.hardware import unknown_card, unknown_cards_of
 from tuneplane.domain.ids import SLUG, FleetId, MemberId, NodeId, SeriesId, UserName
-from tuneplane.domain.inventory import Budgets, EpochHold, Gpu, Interface, Inventory, Stranger
+from tuneplane.domain.inventory import Budgets, CardBinding, CardFault, EpochHold, Gpu, Interface, Inventory, Stranger
 from tuneplane.domain.jobs import JoinRequest, Page, User
 from tuneplane.domain.liveness import Readiness, readiness
 from tuneplane.domain.nodes import Capacity, Connection, Cordon, Node, NodeState
@@ -82,6 +83,9 @@ class InventoryAnswer:
     storage_root_seen: bool
     budgets: Budgets
     problems: tuple[str, ...]
+    cards_known: bool  # false: its GPU driver did not answer, so no gpus are not no cards
+    card_bindings: tuple[CardBinding, ...]  # which card each index of the budget was when the machine first saw it
+    card_faults: tuple[CardFault, ...] | None
     strangers: tuple[Stranger, ...]  # what runs there, is ours, and is not known
     hold: EpochHold | None  # the Node holds our commands until an operator accepts this (P-07)
     interfaces: tuple[Interface, ...]
@@ -190,9 +194,12 @@ class Nodes(Base):
         if fleet is not None and fleet.delivery is Delivery.SHARED_MOUNT and not inventory.storage_root_seen:
             root = inventory.storage_root or "TUNEPLANE_STORAGE_ROOT, which is not set"
             warnings.append(f"this machine does not see the storage root ({root}): it stays storage-cordoned until it does")
+        other_root = why_other_root(fleet.config, inventory.storage_root) if fleet is not None else ""
+        warnings += [f"this machine takes no work: {other_root}"] if other_root else []
         others = await self.storage.nodes_at_address(node.fleet, request.address, node.id)
         if others:
-            warnings.append(f"another live Node already answers at {request.address}: {', '.join(others)}")
+            again = "if this machine joined again, remove the old record, or its cards are counted twice"
+            warnings.append(f"another live Node already answers at {request.address}: {', '.join(others)}; {again}")
         warnings += [unknown_card(name) for name in unknown_cards_of(node)]
         return tuple(warnings)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from tuneplane.domain.fleet_config import storage_root
 from tuneplane.domain.fleets import Fleet
-from tuneplane.domain.ids import AttemptId, attempt_id, member_id
+from tuneplane.domain.ids import AttemptId, JobId, attempt_id, member_id
 from tuneplane.domain.jobs import Allocation, Job, PlacedMember
 from tuneplane.domain.jobspec import Orchestrator, cpu_millis, memory_bytes
 from tuneplane.domain.placement import Placed
@@ -41,7 +42,17 @@ def next_number(job: Job) -> int:
 
 def storage_root_of(fleet: Fleet, default_root: str) -> str:
     """The shared directory of a Fleet's machines; "" when neither the Fleet nor the setting names one."""
-    return fleet.config.get("storage_root", default_root)
+    return storage_root(fleet.config, default_root)
+
+
+def output_dir_of(root: str, job: JobId, attempt: AttemptId) -> str:
+    return f"{root.rstrip('/')}/jobs/{job}/{attempt}"
+
+
+def root_of_output(output_dir: str, job: JobId) -> str:
+    """The storage root that an attempt was planned with; "" when its plan does not tell."""
+    root, mark, _ = output_dir.rpartition(f"/jobs/{job}/")
+    return root if mark else ""
 
 
 def _member_plan(job: Job, fleet: Fleet, attempt: AttemptId, number: int, allocation: Allocation, placed: Placed, root: str) -> MemberPlan:
@@ -71,7 +82,7 @@ def _member_plan(job: Job, fleet: Fleet, attempt: AttemptId, number: int, alloca
         address=allocation.address,
         interface=network.interface if network is not None else None,
         storage_root=root,
-        output_dir=f"{root.rstrip('/')}/jobs/{job.id}/{attempt}",
+        output_dir=output_dir_of(root, job.id, attempt),
         stop_signal=body.stop.signal,
         stop_grace_seconds=body.stop.grace_seconds,
         max_runtime_seconds=body.max_runtime_seconds,

@@ -96,6 +96,7 @@ class AttemptRecord:
     reason_detail: str = ""
     main_address: str = ""  # where the members meet: rank 0's address and leased port
     main_port: int = 0
+    output_dir: str = ""  # on the storage root of its time: the Fleet may name another for later attempts
     waits_for: tuple[Reason, ...] = ()  # what keeps it from its end: a silent Node that holds a member, a stop not confirmed
 
 

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from attrs import field, frozen
 
+from .fleet_config import why_other_root
 from .fleets import Fleet, FleetState
 from .nodes import Node, NodeState
 
@@ -35,5 +36,7 @@ def readiness(node: Node, fleet: Fleet, now: datetime) -> Readiness:
     elif node.inventory is None or not node.inventory_healthy:
         problems = node.inventory.problems if node.inventory else ()
         reasons += problems or ("no fresh inventory in this session",)
+    other_root = why_other_root(fleet.config, node.inventory.storage_root) if node.inventory is not None else ""
+    reasons += [other_root] if other_root else []
     reasons += [f"what {one.name or one.container} uses cannot be told: {STRANGE}" for one in node.strangers if not one.is_known]
     return Readiness(value=not reasons, reasons=tuple(reasons))

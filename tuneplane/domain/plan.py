@@ -75,6 +75,9 @@ def read_plan(data: bytes, digest: str) -> MemberPlan:
     return codec.decode(MemberPlan, {**FILLED_IN[version], **said}, "plan")
 
 
+SEEN = ("address", "interface", "main_address", "main_port", "output_dir")
+
+
 @frozen(kw_only=True)
 class PlanSight:
     """What a person is shown of a plan."""
@@ -85,6 +88,7 @@ class PlanSight:
     interface: str | None = None
     main_address: str = ""
     main_port: int = 0
+    output_dir: str = ""
 
 
 def sight(data: bytes) -> PlanSight:
@@ -95,7 +99,7 @@ def sight(data: bytes) -> PlanSight:
         return PlanSight()
     if not isinstance(said, dict):
         return PlanSight()
-    known = {name: said[name] for name in ("address", "interface", "main_address", "main_port") if name in said}
+    known = {name: said[name] for name in SEEN if name in said}
     return PlanSight(gpu_uuids=tuple(said.get("gpu_uuids", ())), ports=tuple(said.get("ports", ())), **known)
 
 

@@ -160,7 +160,7 @@ class EnrolmentStore(Protocol):
         """
 
     async def nodes_at_address(self, fleet: FleetId, address: str, besides: NodeId) -> list[NodeId]:
-        """Connected Nodes that answer at ``address`` (R-ENR-07)."""
+        """Connected Nodes that answer at ``address`` (R-ENR-07): those that a machine joining ``fleet`` may hear of (R-FLT-08)."""
 
 
 class NodeStore(Protocol):

@@ -54,8 +54,9 @@ class Enrolment(Aggregate):
     async def nodes_at_address(self, fleet: FleetId, address: str, besides: NodeId) -> list[NodeId]:
         sql = (
             "SELECT node.id FROM node JOIN session ON session.node_id = node.id JOIN gateway ON gateway.id = gateway_id"
-            " WHERE fleet_id = $1 AND address = $2 AND node.id <> $3 AND removed_at IS NULL AND closed_at IS NULL"
-            " AND lease_until > now() ORDER BY node.id"
+            " JOIN fleet ON fleet.id = fleet_id JOIN fleet AS joined ON joined.id = $1"
+            " WHERE lower(address) = lower($2) AND node.id <> $3 AND removed_at IS NULL AND closed_at IS NULL AND lease_until > now()"
+            " AND (fleet.id = $1 OR fleet.visibility = 'public' OR fleet.project = joined.project) ORDER BY node.id"
         )
         return [row["id"] for row in await self._db.fetch(sql, fleet, address, besides)]
 
@@ -110,7 +111,7 @@ async def _join(
 
 def _check(token: Row | None, fleet: FleetId, join_key_hash: str, now: datetime) -> None:
     if token is None:
-        raise Refused("token-unknown", f"this is no Join Token of Fleet {fleet}")
+        raise Refused("token-unknown", f"this is no Join Token of Fleet {fleet}; only Fleets of kind 'node' have any")
     if token["kind"] != FleetKind.NODE.value:
         raise Refused("not-a-node-fleet", f"Fleet {fleet} is of kind {token['kind']}: only node Fleets enrol machines")
     if token["revoked_at"] is not None:

@@ -108,21 +108,33 @@ def what_changed(given: Mapping[str, object]) -> str:
     return ", ".join(named)
 
 
+# What keeps a Fleet (R-FLT-06): a code, the rows of it that live there, and what is said of one. Every such table has a
+# foreign key to the Fleet, so that no row can come while it is being deleted. Deployments will be one more line.
+KEEPERS = (
+    ("node", "SELECT id FROM node WHERE live_fleet_id = $1 ORDER BY id", "Node {} is enrolled in it", "Nodes"),
+    ("job", "SELECT id FROM job WHERE live_fleet_id = $1 ORDER BY id", "job {} has not ended", "jobs that have not ended"),
+)
+
+
 async def _delete(connection: Connection, fleet: FleetId, by: UserName | None, now: datetime | None) -> None:
     """The row lock excludes joins and submissions meanwhile: both reference it."""
     row = await connection.fetchrow("SELECT created_at FROM fleet WHERE id = $1 FOR UPDATE", fleet)
     if row is None:
         raise NotFound("Fleet", fleet)
-    nodes = [row["id"] for row in await connection.fetch("SELECT id FROM node WHERE live_fleet_id = $1 ORDER BY id", fleet)]
-    jobs = [row["id"] for row in await connection.fetch("SELECT id FROM job WHERE live_fleet_id = $1 ORDER BY id", fleet)]
-    if nodes or jobs:
-        reasons = [Reason("node", f"Node {name} is enrolled in it", name) for name in nodes[:NAMED_IN_REFUSAL]]
-        reasons += [Reason("job", f"job {name} has not ended", name) for name in jobs[:NAMED_IN_REFUSAL]]
-        left = f"{len(nodes)} Nodes and {len(jobs)} jobs that have not ended"
-        raise Refused("fleet-in-use", f"Fleet {fleet} still has {left}", reasons=tuple(reasons))
+    left = {code: [str(row["id"]) for row in await connection.fetch(sql, fleet)] for code, sql, _, _ in KEEPERS}
+    refuse_kept(fleet, left)
     await connection.execute("DELETE FROM fleet WHERE id = $1", fleet)
     await audit(connection, by, "fleet.delete", fleet, now or row["created_at"])
-    await poke(connection, Topic.CONSOLE)
+    await poke(connection, Topic.JOBS, Topic.CONSOLE)
+
+
+def refuse_kept(fleet: FleetId, left: dict[str, list[str]]) -> None:
+    """Refused(code="fleet-in-use") naming what lives in the Fleet, some of each kind; the sentence has the whole counts."""
+    kept = [(code, left[code], one, many) for code, _, one, many in KEEPERS if left[code]]
+    if kept:
+        counts = " and ".join(f"{len(names)} {many}" for _, names, _, many in kept)
+        reasons = tuple(Reason(code, one.format(name), name) for code, names, one, _ in kept for name in names[:NAMED_IN_REFUSAL])
+        raise Refused("fleet-in-use", f"Fleet {fleet} still has {counts}", reasons=reasons)
 
 
 def _names(capabilities: tuple[Capability, ...]) -> list[str]:

@@ -297,6 +297,7 @@ def _attempt(row: Row, rows: Sequence[Row]) -> AttemptRecord:
         reason_detail=row["cause_detail"],
         main_address=head.main_address,
         main_port=head.main_port,
+        output_dir=head.output_dir,
         waits_for=waits_for(state, members),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
-from tuneplane.domain.fleets import gang_deadline
+from tuneplane.domain.fleet_config import gang_deadline
 from tuneplane.domain.ids import AttemptId, FleetId, JobId, WorkerId
 from tuneplane.domain.jobs import Claim, Occupant, PlacedMember, placed_on
 from tuneplane.domain.jobspec import Orchestrator

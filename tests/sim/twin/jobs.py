@@ -139,6 +139,7 @@ def _attempt(book: Book, row: AttemptRow, now: datetime) -> AttemptRecord:
         reason_detail=row.cause_detail,
         main_address=head.main_address,
         main_port=head.main_port,
+        output_dir=head.output_dir,
         waits_for=waits_for(row.state, members),
     )
 

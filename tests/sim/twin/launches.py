@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 
 from attrs import evolve
 
-from tuneplane.domain.fleets import FleetState, gang_deadline
+from tuneplane.domain.fleet_config import gang_deadline
+from tuneplane.domain.fleets import FleetState
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import AttemptId, FleetId, JobId, MemberId, WorkerId
 from tuneplane.domain.jobs import Claim, Occupant, PlacedMember, Waiting, placed_on

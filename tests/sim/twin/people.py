@@ -6,13 +6,13 @@ from datetime import datetime, timedelta
 
 from attrs import evolve
 
-from tuneplane.domain.errors import NotFound, Reason, Refused
+from tuneplane.domain.errors import NotFound, Refused
 from tuneplane.domain.fleets import Capability, Fleet, FleetKind, FleetState, Visibility
 from tuneplane.domain.ids import FleetId, NodeId, TokenId, UserName
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, JoinRequest, JoinToken, Page, User
 from tuneplane.domain.nodes import Node
 from tuneplane.domain.ports import Topic
-from tuneplane.storage.fleets import what_changed
+from tuneplane.storage.fleets import refuse_kept, what_changed
 
 from .base import Client, audit, page_of, poke
 from .nodes import view, write_inventory
@@ -218,15 +218,14 @@ def _delete_fleet(book: Book, fleet: FleetId, by: UserName | None, now: datetime
     found = book.fleets.get(fleet)
     if found is None:
         raise NotFound("Fleet", fleet)
-    left = [Reason("node", f"Node {node.id} is enrolled in it", node.id) for node in book.nodes if _lives_in(node, fleet)]
-    left += [Reason("job", f"job {job.id} has not ended", job.id) for job in book.jobs if job.fleet == fleet and job.ended_at is None]
-    if left:
-        raise Refused("fleet-in-use", f"Fleet {fleet} is still in use", reasons=tuple(left))
+    nodes = sorted(node.id for node in book.nodes if _lives_in(node, fleet))
+    jobs = sorted(job.id for job in book.jobs if job.fleet == fleet and job.ended_at is None)
+    refuse_kept(fleet, {"node": list(nodes), "job": list(jobs)})
     book.fleets.drop(fleet)
     audit(book, by, "fleet.delete", fleet, now or found.created_at)
     for token in [token for token in book.tokens if token.token.fleet == fleet]:
         book.tokens.drop(token.token.id)
-    poke(book, Topic.CONSOLE)
+    poke(book, Topic.JOBS, Topic.CONSOLE)
 
 
 def _lives_in(node: NodeRow, fleet: FleetId) -> bool:
@@ -316,12 +315,23 @@ def _join_again(book: Book, request: JoinRequest, node: NodeId, row: TokenRow, n
     book.tokens.put(row.token.id, evolve(row, try_ordinal=request.try_))
 
 
+def _may_name(book: Book, joined: FleetId, other: FleetId) -> bool:
+    """R-FLT-08: a joining machine hears of Nodes of its own Fleet, of public ones and of its project's."""
+    here, there = book.fleets[joined], book.fleets[other]
+    return joined == other or there.visibility is Visibility.PUBLIC or (there.project is not None and there.project == here.project)
+
+
 def _nodes_at(book: Book, fleet: FleetId, address: str, besides: NodeId, now: datetime) -> list[NodeId]:
     found = []
     for node in book.nodes:
         session = book.sessions.get(node.id)
         gateway = book.gateways.get(session.gateway) if session is not None and session.closed_at is None else None
-        here = _lives_in(node, fleet) and node.address == address and node.id != besides
+        here = (
+            node.removed_at is None
+            and _may_name(book, fleet, node.fleet)
+            and node.address.lower() == address.lower()
+            and node.id != besides
+        )
         if here and gateway is not None and gateway.lease_until > now:
             found.append(node.id)
     return sorted(found)
