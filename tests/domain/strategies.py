@@ -12,6 +12,7 @@ from tuneplane.domain.inventory import Budgets, Gpu, Interface, Inventory
 from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Network, Orchestrator, Pool, Resources, RuntimeRef, WorkKind
 from tuneplane.domain.launch_table import AttemptState, LaunchView, MemberPhase, MemberView
 from tuneplane.domain.nodes import Capacity, Connection, Cordon, Node, NodeState
+from tuneplane.domain.sight import Brake, Sight
 
 EPOCH = datetime(2026, 11, 30, 12, 0, 0, tzinfo=UTC)
 SECONDS = st.floats(min_value=-2000, max_value=2000, allow_nan=False)
@@ -41,6 +42,18 @@ def member_views(draw: st.DrawFn, rank: int) -> MemberView:
 
 
 @st.composite
+def sights(draw: st.DrawFn) -> Sight:
+    brake = Brake(since=EPOCH, window_from=EPOCH, vanished=3, population=4)
+    return Sight(
+        seen_since=draw(MOMENTS),
+        looked_at=draw(MOMENTS),
+        gateways_since=draw(optional(MOMENTS)),
+        released_at=draw(optional(MOMENTS)),
+        brake=draw(optional(st.just(brake))),
+    )
+
+
+@st.composite
 def launch_views(draw: st.DrawFn) -> LaunchView:
     count = draw(st.integers(1, 4))
     return LaunchView(
@@ -59,8 +72,7 @@ def launch_views(draw: st.DrawFn) -> LaunchView:
         orchestrator=draw(st.sampled_from(Orchestrator)),
         retries=draw(st.integers(0, 2)),
         gang_deadline_seconds=draw(optional(st.floats(1, 1000))),
-        gateways_since=draw(optional(MOMENTS)),
-        watched_seconds=draw(st.floats(0, 2000)),
+        sight=draw(optional(sights())),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.domain.strategies import EPOCH
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, LaunchView, MemberPhase, MemberView, observe
+from tuneplane.domain.sight import Brake, Sight
 from tuneplane.domain.timings import PRODUCTION
 
 E, P, S = AttemptEvent, MemberPhase, AttemptState
@@ -19,6 +20,9 @@ GRACE = PRODUCTION.judging_grace
 
 def at(seconds: float) -> datetime:
     return EPOCH + timedelta(seconds=seconds)
+
+
+SEEN = Sight(seen_since=at(-LONG), looked_at=at(LONG), gateways_since=at(-LONG))  # by workers and a gateway, all along
 
 
 def gang(*silent: float | None, state: AttemptState = S.RUNNING, phase: MemberPhase = P.RUNNING, **changes: object) -> LaunchView:
@@ -42,8 +46,7 @@ def gang(*silent: float | None, state: AttemptState = S.RUNNING, phase: MemberPh
         members=members,
         trace="t",  # type: ignore[arg-type]
         entered_at=EPOCH,
-        gateways_since=at(-LONG),
-        watched_seconds=LONG,
+        sight=SEEN,
     )
     return attrs.evolve(made, **changes)
 
@@ -85,7 +88,8 @@ def test_without_a_live_gateway_nobody_is_judged() -> None:
     """L-B8: all replicas of the gateway are down: nobody can be heard."""
     for state in (S.PREPARING, S.COMMITTED, S.RUNNING):
         phase = P.RUNNING if state is S.RUNNING else P.PREPARING
-        assert observe(gang(0.0, 0.0, state=state, phase=phase, gateways_since=None), at(LONG), PRODUCTION) is None
+        deaf = attrs.evolve(SEEN, gateways_since=None)
+        assert observe(gang(0.0, 0.0, state=state, phase=phase, sight=deaf), at(LONG), PRODUCTION) is None
 
 
 @pytest.mark.parametrize("back", ["gateways", "worker"])
@@ -95,8 +99,8 @@ def test_after_the_control_plane_returns_everybody_has_a_full_deadline(back: str
     view = gang(0.0, 0.0)
 
     def seen(after: float) -> AttemptEvent | None:
-        sight = {"gateways_since": at(down)} if back == "gateways" else {"watched_seconds": after}
-        return observe(attrs.evolve(view, **sight), at(down + after), PRODUCTION)
+        sight = attrs.evolve(SEEN, **{"gateways_since" if back == "gateways" else "seen_since": at(down)})
+        return observe(attrs.evolve(view, sight=sight), at(down + after), PRODUCTION)
 
     assert seen(0.0) is None
     assert seen(DEADLINE - 0.1) is None
@@ -107,9 +111,9 @@ def test_a_failover_of_forty_seconds_changes_nothing() -> None:
     """L-B12: leases lapse, the Nodes come back with the database; even the shortest deadline is not reached."""
     view = gang(None, 15.0, gang_deadline_seconds=1.0)  # the gateway's lease ran out 15 s into it
     for second in range(40):
-        assert observe(attrs.evolve(view, gateways_since=None, watched_seconds=0.0), at(float(second)), PRODUCTION) is None
+        assert observe(attrs.evolve(view, sight=attrs.evolve(SEEN, looked_at=at(-5.0))), at(float(second)), PRODUCTION) is None
     for second in range(40, 40 + int(GRACE)):
-        back = attrs.evolve(view, gateways_since=at(40.0), watched_seconds=second - 40.0)
+        back = attrs.evolve(view, sight=attrs.evolve(SEEN, seen_since=at(40.0), looked_at=at(float(second))))
         assert observe(back, at(float(second)), PRODUCTION) is None
 
 
@@ -125,8 +129,9 @@ def test_the_other_deadlines_are_as_fair(state: AttemptState, phase: MemberPhase
     view = gang(None, None, state=state, phase=phase)
     assert observe(view, at(deadline - 0.1), PRODUCTION) is None
     assert observe(view, at(deadline), PRODUCTION) is event
-    for blind in ({"gateways_since": at(deadline - 1)}, {"watched_seconds": 1.0}, {"gateways_since": None}):
-        assert observe(attrs.evolve(view, **blind), at(deadline), PRODUCTION) is None
+    for blind in ({"gateways_since": at(deadline - 1)}, {"seen_since": at(deadline - 1)}, {"gateways_since": None}, {"looked_at": EPOCH}):
+        assert observe(attrs.evolve(view, sight=attrs.evolve(SEEN, **blind)), at(deadline), PRODUCTION) is None
+    assert observe(attrs.evolve(view, sight=None), at(deadline), PRODUCTION) is None
 
 
 def test_a_node_that_has_just_come_back_is_told_before_it_is_late() -> None:
@@ -140,3 +145,15 @@ def test_a_node_that_has_just_come_back_is_told_before_it_is_late() -> None:
 def test_in_stopping_silence_is_waited_out() -> None:
     """R-LCH-03, P-11: the silent Node's hold stays, for ever if need be."""
     assert observe(gang(None, 0.0, state=S.STOPPING, phase=P.STOPPING), at(LONG * 1000), PRODUCTION) is None
+
+
+def test_under_the_mass_failure_brake_no_gang_fails_by_silence_and_each_has_a_whole_deadline_after_it() -> None:
+    """P-19: the control plane suspects itself; what a slow member owes is owed all the same."""
+    brake = Brake(since=at(5.0), window_from=at(-60.0), vanished=9, population=10)
+    view = gang(None, 0.0, sight=attrs.evolve(SEEN, brake=brake))
+    assert observe(view, at(LONG), PRODUCTION) is None
+    released = attrs.evolve(view, sight=attrs.evolve(SEEN, released_at=at(3000.0)))
+    assert observe(released, at(3000.0 + DEADLINE - 0.1), PRODUCTION) is None
+    assert observe(released, at(3000.0 + DEADLINE), PRODUCTION) is E.MEMBER_SILENT
+    slow = gang(None, None, state=S.PREPARING, phase=P.PREPARING, sight=attrs.evolve(SEEN, brake=brake))
+    assert observe(slow, at(DEADLINE), PRODUCTION) is E.PREPARE_OVERDUE

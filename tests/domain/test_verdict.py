@@ -26,6 +26,7 @@ from tuneplane.domain.launch_table import (
     MemberView,
     observe,
 )
+from tuneplane.domain.sight import Sight
 from tuneplane.domain.timings import PRODUCTION
 from tuneplane.domain.verdict import (
     BY_AN_OPERATOR,
@@ -258,7 +259,7 @@ MOVES = st.one_of(
 def test_any_history_ends_only_by_evidence_and_a_stop_wins(view: LaunchView, moves: list[tuple[object, ...]]) -> None:
     """R-LCH-03, R-LCH-12, R-LCH-16, P-11: from every reachable state, whatever is reported, however long nobody speaks."""
     members = tuple(_member(member.rank, phase=P.PENDING, ended_at=None) for member in view.members)
-    story = Story(attrs.evolve(view, state=S.PENDING, members=members, stop_asked_at=None, cause_code="", gateways_since=EPOCH))
+    story = Story(attrs.evolve(view, state=S.PENDING, members=members, stop_asked_at=None, cause_code="", sight=None))
     seconds = 0.0
     for kind, *more in moves:
         if kind == "wait":
@@ -267,7 +268,8 @@ def test_any_history_ends_only_by_evidence_and_a_stop_wins(view: LaunchView, mov
             story.view = attrs.evolve(story.view, stop_asked_at=EPOCH, stop_asked_by="ada")
         else:
             story.view = _moved(story.view, kind, more, seconds)
-        story.view = attrs.evolve(story.view, watched_seconds=seconds)
+        looked_at = EPOCH + timedelta(seconds=seconds)
+        story.view = attrs.evolve(story.view, sight=Sight(seen_since=EPOCH, looked_at=looked_at, gateways_since=EPOCH))
         story.look(seconds)
     if any(member.phase not in ENDED_PHASES for member in story.view.members):
         assert story.verdict is None

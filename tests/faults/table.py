@@ -80,6 +80,7 @@ REACH: dict[str, Reach] = {
     "storage.claim_attempts": Reach(scenarios.launch),
     "storage.renew_claims": Reach(scenarios.while_running),
     "storage.advance": Reach(scenarios.launch, nths=(1, 2, 3)),  # prepare, commit, then running or the end
+    "storage.look_around": Reach(scenarios.while_running),
     "storage.forget_ended": Reach(scenarios.forget),
     # the Node's journal
     "node.journal.upgrade": Reach(scenarios.journal_of_an_older_node),

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import structlog
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from tuneplane.actors import Actor, ActorError, ChildSpec, Context, MailboxSpec, Ref, Restart, on_signal
 from tuneplane.domain.errors import StorageUnavailable
@@ -25,7 +25,6 @@ from tuneplane.domain.timings import Timings
 from tuneplane.domain.verdict import decide
 
 from .patience import Alarm, Backoff, Clock, Pace, parent_path, signal_on_pokes
-from .sight import Sight
 
 log = structlog.get_logger("tuneplane.control.launches")
 
@@ -47,7 +46,6 @@ class Launch(Actor):
     clock: Clock
     backoff: Backoff
     gate: trio.CapacityLimiter  # bounds how many launches of this worker look at once
-    sight: Sight  # the worker's own
     _next: Alarm = field(factory=lambda: Alarm("look"), init=False)
 
     async def on_start(self, context: Context) -> None:
@@ -61,7 +59,6 @@ class Launch(Actor):
             async with self.gate:
                 delay = await self._drive()
         except StorageUnavailable as error:
-            self.sight.lost()
             delay = self.backoff.next_seconds()
             log.warning("launch waits for the database", attempt=self.claim.attempt, error=str(error), seconds=delay)
         else:
@@ -77,7 +74,7 @@ class Launch(Actor):
             view = await self.storage.load_launch(self.claim)
             if view is None:
                 return None
-            view, now = evolve(view, watched_seconds=self.sight.looked()), self.clock()
+            now = self.clock()
             event = observe(view, now, self.timings)
             if event is None:
                 return next_look(view, now, self.timings)
@@ -115,10 +112,6 @@ class Consumer(Actor):
     _pace: Pace = field(factory=Pace, init=False)
     _again: Alarm = field(factory=lambda: Alarm("look"), init=False)
     _gate: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(LOOKS_AT_ONCE), init=False)
-    _sight: Sight = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._sight = Sight(gap_seconds=self.timings.claim_lease)  # whoever looks less often loses his claims, too
 
     async def on_start(self, context: Context) -> None:
         context.timer("renew", self.timings.claim_renew)
@@ -205,7 +198,6 @@ class Consumer(Actor):
             clock=self.clock,
             backoff=backoff,
             gate=self._gate,
-            sight=self._sight,
         )
 
     def _lose(self, claim: Claim) -> None:

@@ -66,6 +66,7 @@ FAULT_POINTS: dict[str, str] = {
     "storage.claim_attempts": "worker: claims with a raised epoch",
     "storage.renew_claims": "worker: longer leases of claims",
     "storage.advance": "worker: one step of a launch with its commands",
+    "storage.look_around": "worker: what it sees of the Nodes, the mass-failure brake, and the end of storage cordons",
     "storage.forget_ended": "worker: Forget commands for members long ended",
     "node.journal.create": "node: a new, empty journal with its id",
     "node.journal.upgrade": "node: an older version's journal, made one of the present version",

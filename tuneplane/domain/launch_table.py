@@ -14,8 +14,7 @@ guarded by the claim epoch and the old state (P-05), so that a crash or a second
 Nothing leaves ``stopping`` but evidence: a silent machine proves nothing (R-LCH-03), its hold is shown, not released.
 Whether an attempt that ended is followed by another is said in ``verdict.py``.
 
-Judging is fair (P-16, L-B8, L-B9): no deadline counts time in which nobody could see. Before the oldest gateway that
-lives now was there, and before the looking worker could reach PostgreSQL without a gap, silence and slowness are ours.
+Judging is fair (P-16, P-19, L-B8, L-B9): no deadline counts time in which nobody could see (``sight.py``).
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from attrs import frozen
 from .errors import IllegalTransition
 from .ids import AttemptId, JobId, MemberId, NodeId, TraceId
 from .jobspec import Orchestrator
+from .sight import Sight, counted, silence
 from .timings import Timings
 
 
@@ -156,7 +156,7 @@ class MemberView:
 
 @frozen(kw_only=True)
 class LaunchView:
-    """All that the launch protocol looks at, read in one snapshot; ``watched_seconds`` is the looking worker's own."""
+    """All that the launch protocol looks at, read in one snapshot."""
 
     job: JobId
     attempt: AttemptId
@@ -174,8 +174,7 @@ class LaunchView:
     orchestrator: Orchestrator = Orchestrator.PROCESS_GROUP
     retries: int = 0  # of the spec: attempts after the first
     gang_deadline_seconds: float | None = None  # the Fleet's own; None: ``Timings.prepare_deadline``
-    gateways_since: datetime | None = None  # since when some gateway has lived without a gap; None: none lives
-    watched_seconds: float = 0.0  # how long the looking worker has reached PostgreSQL without a gap
+    sight: Sight | None = None  # what the control plane can see; None: nobody has looked yet
 
 
 def succeeded(member: MemberView) -> bool:
@@ -212,18 +211,11 @@ def observe(view: LaunchView, now: datetime, timings: Timings) -> AttemptEvent |
     return _overdue_or_complete(view, now, timings)
 
 
-def _counted(view: LaunchView, since: datetime, now: datetime) -> float:
-    """Seconds since ``since`` in which whoever judges could see."""
-    if view.gateways_since is None:
-        return 0.0
-    return max(0.0, min((now - max(since, view.gateways_since)).total_seconds(), view.watched_seconds))
-
-
 def _too_long_silent(view: LaunchView, now: datetime, timings: Timings) -> bool:
     """R-LCH-16: of a gang. One machine alone keeps nobody waiting, so its silence never ends its work."""
     deadline = max(gang_deadline(view, timings), timings.judging_grace)
     silent = [m.silent_since for m in view.members if m.phase not in ENDED_PHASES and m.silent_since is not None]
-    return len(view.members) > 1 and any(_counted(view, since, now) >= deadline for since in silent)
+    return len(view.members) > 1 and any(silence(view.sight, since, now, timings) >= deadline for since in silent)
 
 
 def gang_deadline(view: LaunchView, timings: Timings) -> float:
@@ -241,7 +233,7 @@ def _slow_to_start(view: LaunchView, now: datetime, timings: Timings) -> bool:
     grace = timedelta(seconds=min(timings.judging_grace, timings.commit_deadline))
     lagging = [m for m in view.members if m.phase is not P.RUNNING and not succeeded(m) and m.silent_since is None]
     told = [m for m in lagging if m.connected_since is None or now - m.connected_since >= grace]
-    return bool(told) and _counted(view, view.entered_at, now) >= timings.commit_deadline
+    return bool(told) and counted(view.sight, view.entered_at, now, timings) >= timings.commit_deadline
 
 
 def _overdue_or_complete(view: LaunchView, now: datetime, timings: Timings) -> AttemptEvent | None:
@@ -249,7 +241,7 @@ def _overdue_or_complete(view: LaunchView, now: datetime, timings: Timings) -> A
         if all(member.phase is P.PREPARED for member in view.members):
             # P-08: a hold that is about to expire is not committed; the Node will report its tombstone
             return E.ALL_PREPARED if _hold_is_safe(view, now, timings) else E.PREPARE_OVERDUE
-        return E.PREPARE_OVERDUE if _counted(view, view.entered_at, now) >= gang_deadline(view, timings) else None
+        return E.PREPARE_OVERDUE if counted(view.sight, view.entered_at, now, timings) >= gang_deadline(view, timings) else None
     if view.state is S.COMMITTED:
         if all(member.phase is P.RUNNING or succeeded(member) for member in view.members):
             return E.ALL_RUNNING

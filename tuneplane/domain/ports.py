@@ -42,6 +42,7 @@ from .jobs import (
 from .jobspec import JobSpec
 from .launch_table import AttemptAction, AttemptState, Cause, JobState, LaunchView, Verdict
 from .nodes import Node, NodeState
+from .sight import Sight
 
 
 class Topic(str, Enum):
@@ -357,6 +358,15 @@ class LaunchStore(Protocol):
         """Persist Forget commands for cleaned members of attempts that ended before ``older_than``."""
 
 
+class SightStore(Protocol):
+    async def look_around(self, missed: bool, now: datetime) -> Sight:
+        """One look at all Nodes: keep what is seen (domain/sight.py), and lift the storage cordons whose cause is gone for
+        ``storage_steady`` seconds by a confirmed inventory (R-LIV-03). ``missed``: the caller's last look failed."""
+
+    async def load_sight(self, now: datetime) -> Sight | None:
+        """As the last look left it. None: nobody has ever looked."""
+
+
 class IdentityStore(Protocol):
     async def load_identity(self, name: str) -> EncryptedIdentity | None: ...
 
@@ -376,6 +386,7 @@ class Storage(
     EnrolmentStore,
     NodeStore,
     SessionStore,
+    SightStore,
     JobStore,
     LaunchStore,
     IdentityStore,

@@ -15,6 +15,10 @@ class Timings:
     reconnect_most: float = 30.0  # L-B15: capped back-off
     inventory_confirm: float = 15.0  # a third of inventory_fresh: two may be lost
     inventory_fresh: float = 45.0  # R-PLC-04
+    quiet_train: float = 300.0  # R-LIV-01: silence after which a Node counts as gone for training (and eval)
+    quiet_serve: float = 45.0  # R-LIV-01: its revisions are not Ready
+    quiet_env: float = 45.0  # R-LIV-01: it is no candidate for environments
+    storage_steady: float = 30.0  # R-LIV-03: two looks at inventory_confirm; a mount that flaps faster does not flap placement
     gateway_lease: float = 15.0
     gateway_renew: float = 5.0  # a third of the lease
     claim_lease: float = 15.0

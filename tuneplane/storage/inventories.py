@@ -25,9 +25,11 @@ class Inventories(Aggregate):
 
 
 async def _record(connection: Connection, node: NodeId, epoch: int, inventory: Inventory, digest: str, now: datetime) -> None:
-    sql = "SELECT delivery FROM node JOIN fleet ON fleet.id = fleet_id WHERE node.id = $1 FOR NO KEY UPDATE OF node"
+    sql = "SELECT delivery, inventory_epoch FROM node JOIN fleet ON fleet.id = fleet_id WHERE node.id = $1 FOR NO KEY UPDATE OF node"
     fleet = await connection.fetchrow(sql, node)
     await hold_epoch(connection, node, epoch)  # a removed Node, whose Fleet may be gone too, has no live epoch
+    if fleet["inventory_epoch"] != epoch:  # nobody knows how the mount was meanwhile
+        await connection.execute("UPDATE cordon SET clear_since = NULL WHERE node_id = $1 AND owner = 'storage'", node)
     await write_inventory(connection, node, inventory, Delivery(fleet["delivery"]), now)
     await connection.execute("UPDATE node SET inventory_digest = $2, inventory_epoch = $3 WHERE id = $1", node, clean(digest), epoch)
     await poke(connection, Topic.JOBS, Topic.CONSOLE)
@@ -50,7 +52,7 @@ async def write_inventory(connection: Connection, node: NodeId, inventory: Inven
     )
     declared = budgets.gpu_indexes is not None
     await connection.execute(sql, node, budgets.cpu_millis, budgets.memory_bytes, budgets.staging_bytes, declared)
-    await set_cordon(connection, node, "storage", _storage_reason(inventory, delivery), now)
+    await _set_storage_cordon(connection, node, _storage_reason(inventory, delivery), now)
     await set_cordon(connection, node, "cards", await _grant(connection, node, inventory), now)
 
 
@@ -58,6 +60,23 @@ def _storage_reason(inventory: Inventory, delivery: Delivery) -> str | None:
     if delivery is not Delivery.SHARED_MOUNT or inventory.storage_root_seen:
         return None
     return f"the storage root {inventory.storage_root or '(none was given)'} is not seen on this machine"
+
+
+async def _set_storage_cordon(connection: Connection, node: NodeId, reason: str | None, now: datetime) -> None:
+    """Set at once. Lifted at once only if it stands since enrolment: what was never trusted cannot flap. Else a look around
+    lifts it (storage/sight.py) once the root has been seen without a break for ``storage_steady``."""
+    if reason is not None:
+        await set_cordon(connection, node, "storage", reason, now)
+        return
+    sql = "DELETE FROM cordon USING node WHERE node.id = node_id AND node_id = $1 AND owner = 'storage' AND since = created_at"
+    await connection.execute(sql, node)
+    sql = "UPDATE cordon SET clear_since = $2, reason = $3 WHERE node_id = $1 AND owner = 'storage' AND clear_since IS NULL"
+    await connection.execute(sql, node, now, clears(now))
+
+
+def clears(now: datetime) -> str:
+    """Why a storage cordon still stands while the root is seen."""
+    return f"the storage root is seen again since {now:%Y-%m-%d %H:%M:%SZ}; work comes once it has stayed so for a while"
 
 
 async def _grant(connection: Connection, node: NodeId, inventory: Inventory) -> str | None:

@@ -18,7 +18,7 @@ from tuneplane.domain.verdict import STOPPED, cause_between_attempts, cause_of_s
 
 from .database import Aggregate, audit, clean, from_json, keys_of, note, page_of, poke, to_json
 from .launches import member_views
-from .silence import SILENT_SINCE, WITH_SESSION
+from .sight import SILENT_SINCE, WITH_SESSION
 from .specs import spec_of
 from .stopping import stop_members
 

@@ -31,7 +31,7 @@ from tuneplane.domain.verdict import backoff_reason, retry_delay
 from .commands import insert_commit, insert_forget, insert_prepare
 from .database import Aggregate, clean, note, poke, to_json
 from .holds import take
-from .silence import LIVE, SILENT_SINCE, WITH_SESSION
+from .sight import LIVE, SEEN_NOW, SILENT_SINCE, WITH_SESSION, sight_of
 from .specs import spec_of
 from .stopping import stop_members
 
@@ -178,14 +178,16 @@ async def _renew(connection: Connection, worker: WorkerId, claims: tuple[Claim, 
 # ---------------------------------------------------------------- looking
 
 
+LOAD = f"""
+    SELECT attempt.*, job.trace, job.spec, stop_asked_at, stop_asked_by, seen.*,
+        (SELECT config FROM fleet WHERE fleet.id = job.fleet_id) AS fleet_config
+    FROM attempt JOIN job ON job.id = job_id LEFT JOIN ({SEEN_NOW}) AS seen ON true
+    WHERE attempt.id = $1 AND claim_epoch = $2 AND claim_worker = $3 AND attempt.state <> 'ended'
+"""  # noqa: S608  a constant of ours
+
+
 async def _load(connection: Connection, claim: Claim) -> LaunchView | None:
-    sql = (
-        "SELECT attempt.*, job.trace, job.spec, stop_asked_at, stop_asked_by,"
-        " (SELECT config FROM fleet WHERE fleet.id = job.fleet_id) AS fleet_config,"
-        " (SELECT min(live_since) FROM gateway WHERE lease_until > now()) AS gateways_since FROM attempt JOIN job ON job.id = job_id"
-        " WHERE attempt.id = $1 AND claim_epoch = $2 AND claim_worker = $3 AND attempt.state <> 'ended'"
-    )
-    row = await connection.fetchrow(sql, claim.attempt, claim.epoch, claim.worker)
+    row = await connection.fetchrow(LOAD, claim.attempt, claim.epoch, claim.worker)
     if row is None:
         return None
     spec = json.loads(row["spec"])["spec"]
@@ -206,7 +208,7 @@ async def _load(connection: Connection, claim: Claim) -> LaunchView | None:
         orchestrator=Orchestrator(spec["orchestrator"]),
         retries=spec["retries"],
         gang_deadline_seconds=gang_deadline(json.loads(row["fleet_config"] or "{}")),
-        gateways_since=row["gateways_since"],
+        sight=sight_of(row),
     )
 
 

@@ -158,7 +158,7 @@ async def set_cordon(connection: Connection, node: NodeId, owner: str, reason: s
         return
     sql = (
         "INSERT INTO cordon (node_id, owner, reason, since) VALUES ($1, $2, $3, $4)"
-        " ON CONFLICT (node_id, owner) DO UPDATE SET reason = excluded.reason"
+        " ON CONFLICT (node_id, owner) DO UPDATE SET reason = excluded.reason, clear_since = NULL"
     )
     await connection.execute(sql, node, owner, clean(reason), now)
 

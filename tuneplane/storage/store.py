@@ -18,6 +18,7 @@ from .nodes import Nodes
 from .observations import Observations
 from .pokes import Pokes
 from .sessions import Sessions
+from .sight import Sights
 from .stranger_stops import Strangers
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class PostgresStorage(
     Launches,
     Identities,
     Strangers,
+    Sights,
     Pokes,
 ):
     """Storage on PostgreSQL. Made by :func:`tuneplane.storage.open_storage`; any number of tasks may use it at once."""

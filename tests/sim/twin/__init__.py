@@ -19,6 +19,7 @@ from .observations import Observations
 from .people import People
 from .rows import Book, Change
 from .sessions import Sessions
+from .sight import Sights
 from .strangers import Strangers
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Book", "Calm", "Change", "Client", "Database", "Twin", "Weather"]
 
 
-class Twin(People, Hardware, Nodes, Losses, Sessions, Observations, Strangers, Jobs, Launches):
+class Twin(People, Hardware, Nodes, Losses, Sessions, Observations, Strangers, Sights, Jobs, Launches):
     """One process's connection to the shared :class:`Database`."""
 
 

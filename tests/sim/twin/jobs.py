@@ -26,8 +26,9 @@ from tuneplane.storage.jobs import no_such_series
 
 from .base import Client, audit, note, page_of, poke
 from .hardware import series_is_known
-from .members import member_views, members_of, silent_since, stop_members
+from .members import member_views, members_of, stop_members
 from .rows import AttemptRow, Book, MemberRow
+from .sight import silent_since
 
 
 class Jobs(Client):

@@ -35,6 +35,7 @@ from .members import member_views, members_of, stop_members
 from .nodes import placeable
 from .rows import AttemptRow, Book, HoldRow, MemberRow
 from .sessions import insert, was_sent
+from .sight import sight_of
 
 
 class Launches(Client):
@@ -213,7 +214,7 @@ def _load(book: Book, claim: Claim, true_now: datetime) -> LaunchView | None:
         orchestrator=job.spec.spec.orchestrator,
         retries=job.spec.spec.retries,
         gang_deadline_seconds=gang_deadline(book.fleets[job.fleet].config),
-        gateways_since=min((one.live_since for one in book.gateways if one.lease_until > true_now), default=None),
+        sight=sight_of(book, true_now),
     )
 
 

@@ -6,27 +6,18 @@ from datetime import datetime
 
 from attrs import evolve
 
-from tuneplane.domain.ids import AttemptId, NodeId
+from tuneplane.domain.ids import AttemptId
 from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase, MemberView
 
 from .base import note
 from .nodes import release
 from .rows import Book, MemberRow
 from .sessions import UNANSWERED, insert_stop, was_sent, withdraw
+from .sight import silent_since
 
 
 def members_of(book: Book, attempt: AttemptId) -> list[MemberRow]:
     return sorted((row for row in book.members if row.attempt == attempt), key=lambda row: row.rank)
-
-
-def silent_since(book: Book, node: NodeId, now: datetime) -> datetime | None:
-    """None: it has a live session."""
-    session = book.sessions.get(node)
-    gateway = book.gateways.get(session.gateway) if session is not None else None
-    lease = gateway.lease_until if gateway is not None else None
-    if session is not None and session.closed_at is None and lease is not None and lease > now:
-        return None
-    return (session.closed_at if session is not None else None) or lease or book.nodes[node].created_at
 
 
 def member_views(book: Book, attempt: AttemptId, true_now: datetime) -> tuple[MemberView, ...]:

@@ -16,6 +16,7 @@ from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase
 from tuneplane.domain.nodes import MOST_VIOLATIONS, Capacity, Connection, Cordon, Node, NodeState
 from tuneplane.domain.ports import Topic
 from tuneplane.storage.database import clean
+from tuneplane.storage.inventories import clears
 from tuneplane.storage.nodes import left_behind
 
 from .base import Client, audit, note, page_of, poke
@@ -237,6 +238,8 @@ def _revoke(book: Book, node: NodeId, now: datetime) -> None:
 
 def _record(book: Book, node: NodeId, epoch: int, inventory: Inventory, now: datetime) -> None:
     hold_epoch(book, node, epoch)
+    if book.nodes[node].inventory_epoch != epoch:
+        book.clearing.drop(node)
     write_inventory(book, node, inventory, now)
     book.nodes.put(node, evolve(book.nodes[node], inventory_epoch=epoch))
     poke(book, Topic.JOBS, Topic.CONSOLE)
@@ -253,8 +256,21 @@ def write_inventory(book: Book, node: NodeId, inventory: Inventory, now: datetim
     row = book.nodes.put(node, evolve(book.nodes[node], inventory=inventory, inventory_observed_at=now))
     shared = book.fleets[row.fleet].delivery is Delivery.SHARED_MOUNT
     unseen = "the storage root is not seen on this machine" if shared and not inventory.storage_root_seen else None
-    set_cordon(book, node, "storage", unseen, now)
+    _set_storage_cordon(book, node, unseen, now)
     set_cordon(book, node, "cards", _grant(book, node, inventory), now)
+
+
+def _set_storage_cordon(book: Book, node: NodeId, reason: str | None, now: datetime) -> None:
+    cordon = book.cordons.get((node, "storage"))
+    if reason is not None:
+        book.clearing.drop(node)
+        set_cordon(book, node, "storage", reason, now)
+    elif cordon is not None and cordon.since == book.nodes[node].created_at:
+        book.clearing.drop(node)
+        set_cordon(book, node, "storage", None, now)
+    elif cordon is not None and node not in book.clearing:
+        book.clearing.put(node, now)
+        set_cordon(book, node, "storage", clears(now), now)
 
 
 def _grant(book: Book, node: NodeId, inventory: Inventory) -> str | None:

@@ -16,6 +16,7 @@ from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, Job, JoinToken, TimelineEvent, User
 from tuneplane.domain.launch_table import AttemptState, MemberPhase
 from tuneplane.domain.nodes import Cordon, NodeState
+from tuneplane.domain.sight import Sight
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -241,6 +242,8 @@ class Book:
     tokens: Table[str, TokenRow] = field(init=False)
     credentials: Table[str, CredentialRow] = field(init=False)
     cordons: Table[tuple[NodeId, str], Cordon] = field(init=False)
+    clearing: Table[NodeId, datetime] = field(init=False)  # storage cordons: since when the root is seen again
+    sight: Table[bool, Sight] = field(init=False)  # at most one row, without what gateways tell
     grants: Table[tuple[NodeId, int], GrantRow] = field(init=False)
     gateways: Table[GatewayId, GatewayRow] = field(init=False)
     sessions: Table[NodeId, SessionRow] = field(init=False)
