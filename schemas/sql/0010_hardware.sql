@@ -12,8 +12,9 @@ CREATE TABLE hardware_card (
 );
 CREATE INDEX hardware_card_series ON hardware_card (series, place);
 
--- A series that a live job pins is not deleted under it
-ALTER TABLE job ADD COLUMN live_series text
-    GENERATED ALWAYS AS (CASE WHEN ended_at IS NULL THEN spec #>> '{spec,resources,pools,0,series}' END) STORED;
+-- A series that a live job pins is not deleted under it. Not read out of the specification here: PostgreSQL's JSON functions
+-- refuse one that has an escaped NUL anywhere.
+ALTER TABLE job ADD COLUMN series text;
+ALTER TABLE job ADD COLUMN live_series text GENERATED ALWAYS AS (CASE WHEN ended_at IS NULL THEN series END) STORED;
 ALTER TABLE job ADD CONSTRAINT job_series FOREIGN KEY (live_series) REFERENCES hardware_series (series);
 CREATE INDEX job_live_series ON job (live_series) WHERE live_series IS NOT NULL;

@@ -11,7 +11,7 @@ from tests.contract.storage_world import FLEET, GATEWAY, USER, OpenWorld, World,
 from tuneplane.domain.errors import NotFound, Reason
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import FleetId, JobId, MemberId, NodeId, UserName
-from tuneplane.domain.jobs import Job, MemberRecord, Occupant, Page
+from tuneplane.domain.jobs import Job, MemberRecord, Occupant, Page, summary_of
 from tuneplane.domain.jobspec import Metadata, StopPolicy
 from tuneplane.domain.launch_table import (
     AttemptAction,
@@ -21,6 +21,7 @@ from tuneplane.domain.launch_table import (
     JobState,
     MemberPhase,
 )
+from tuneplane.domain.waiting import NOT_LOOKED_AT
 
 N1 = NodeId("n1")
 JOB = JobId("job-a")
@@ -90,6 +91,42 @@ async def test_list_jobs_filters_by_state_fleet_and_owner(open_world: OpenWorld)
         assert await names(fleet=FLEET) == ["job-2", "job-0"]
         assert await names(states=(JobState.QUEUED,)) == ["job-2", "job-1"]
         assert await names(owner=UserName("eve")) == []
+
+
+async def test_list_jobs_is_without_what_is_long_and_has_the_first_reason(open_world: OpenWorld) -> None:
+    """L-L2."""
+    async with open_world() as world:
+        await world.fleet()
+        await world.submit(spec=a_spec(priority=3))
+        reasons = [Reason("not-ready", f"n{number} is away", f"n{number}", "gpus", 2, 1) for number in range(3)]
+        await world.storage.note_waiting([JOB], "no-ready-node", reasons, world.now)
+        (listed,), _ = await world.storage.list_jobs(Page(), states=(JobState.QUEUED, JobState.RUNNING), owner=USER, fleet=FLEET)
+        assert listed == summary_of(await job(world))
+        assert listed.waiting is not None
+        assert (listed.priority, listed.waiting.reasons) == (3, tuple(reasons[:1]))
+        assert await world.storage.list_jobs(Page(), states=(JobState.RUNNING, JobState.STOPPED)) == ([], None)
+
+
+async def test_waiting_by_reasons_counts_and_names_the_oldest(open_world: OpenWorld) -> None:
+    """L-L4."""
+    async with open_world() as world:
+        await world.fleet()
+        spec = evolve(a_spec(), metadata=Metadata(name="odd", labels={"a": "\0"}))
+        jobs = [await world.submit(f"job-{number}", spec=spec) for number in range(5)]
+        first, why = world.now, Reason("insufficient-gpus", "n1 has 0 GPUs free", "n1", "gpus", 1, 0)
+        await world.storage.note_waiting(jobs[1:2], "no-free-capacity", [why], first)
+        await world.storage.note_waiting(jobs[:1], "no-free-capacity", [why], world.later(5))
+        await world.storage.note_waiting(jobs[2:3], "no-nodes", [], world.now)
+        await world.storage.request_stop(jobs[4], USER, world.now)
+        found = sorted(await world.storage.waiting_by_reasons(owner=USER), key=lambda one: one.code)
+        shown = [(one.fleet, one.code, one.reasons, one.jobs, one.since, one.oldest) for one in found]
+        assert shown == [
+            (FLEET, "in-line", (NOT_LOOKED_AT,), 1, first, jobs[3]),
+            (FLEET, "no-free-capacity", (why,), 2, first, jobs[1]),
+            (FLEET, "no-nodes", (), 1, world.now, jobs[2]),
+        ]
+        assert await world.storage.waiting_by_reasons(owner=UserName("eve")) == []
+        assert await world.storage.waiting_by_reasons(fleet=FleetId("other")) == []
 
 
 async def test_waiting_jobs_by_priority_then_age(open_world: OpenWorld) -> None:

@@ -160,6 +160,7 @@ async def open_site(database: str, *, timings: Timings = TIMINGS, accounts: bool
     logs = StoredLogs()
     async with open_bridge(), open_storage(database, size=4, timings=timings) as storage:
         api = make_control_api(
+            timings=PRODUCTION,
             storage=storage,
             clock=now,
             entropy=secrets.token_bytes,

@@ -233,6 +233,17 @@ def jobs(job: str | None, fleet: str | None, everything: bool, as_json: bool) ->
 
 
 @click.command()
+@click.option("--fleet", help="Only what waits in this Fleet's queue.")
+@json_option
+@failing_politely
+def waiting(fleet: str | None, as_json: bool) -> None:
+    """Say what waits and why, grouped by cause, the most jobs first."""
+    with open_client() as client:
+        groups = client.get("/api/waiting", fleet=fleet)["items"]
+    show(as_json, groups, lambda out: out.print(tables.waiting_table(groups)))
+
+
+@click.command()
 @click.argument("job")
 @click.option("-f", "--follow", is_flag=True, help="Stay, and print what the job writes until it ends.")
 @click.option("--tail", "tail_lines", type=click.IntRange(min=0), help="Start at the last N lines.")
@@ -391,4 +402,7 @@ def stop_stranger(node: str, container: str, member: str, as_json: bool) -> None
     show(as_json, asked, lambda out: click.echo(f"{node} is told to stop it; it leaves the Node's strangers when it has ended"))
 
 
-COMMANDS: tuple[click.Command, ...] = (login, fleets, nodes, accept_epoch, stop_stranger, submit, jobs, logs, stop, retry, declare_lost)
+COMMANDS: tuple[click.Command, ...] = (
+    *(login, fleets, nodes, accept_epoch, stop_stranger),
+    *(submit, jobs, waiting, logs, stop, retry, declare_lost),
+)

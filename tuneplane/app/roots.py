@@ -131,6 +131,7 @@ def make_api(
 ) -> ControlApi:
     dial = client_context(trust_pem=internal.certificate_pem, certificate=internal.certificate, key=internal.key)
     return make_control_api(
+        timings=settings.timings,
         storage=storage,
         clock=utc_now,
         entropy=os.urandom,

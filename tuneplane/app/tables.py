@@ -66,6 +66,14 @@ def jobs_table(jobs: list[Row]) -> Table:
     return table
 
 
+def waiting_table(groups: list[Row]) -> Table:
+    table = _table("JOBS", "FLEET", "CAUSE", "SINCE", "OLDEST", "WHY")
+    for group in groups:
+        cells = (str(group["jobs"]), group["fleet"], group["cause"], age(group["since"]), group["oldest"])
+        table.add_row(*cells, group["detail"])
+    return table
+
+
 def job_details(job: Row, console: Console) -> None:
     """One job with its attempts and members."""
     console.print(jobs_table([job]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from tuneplane.domain.ports import Storage
+from tuneplane.domain.timings import Timings
 
 from .api_accounts import COMMAND_LINE, Accounts, Credentials, FirstAdministrator, NewToken, TokenDraft
 from .api_base import Base, Clock, Entropy, may_see
@@ -100,11 +101,12 @@ def make_control_api(
     archive: ArchiveReader,
     storage_root: str,
     images: ImageResolver,
+    timings: Timings,
 ) -> ControlApi:
     """Wire the services together. ``public_url`` is ``https://host[:port]`` without a path;
     ``storage_root`` is where Nodes archive logs unless their Fleet names another (R-ENR-11), "" when nowhere."""
     fleets = Fleets(storage=storage, clock=clock, entropy=entropy, public_url=public_url.rstrip("/"))
-    jobs = Jobs(storage=storage, clock=clock, entropy=entropy, fleets=fleets, images=images)
+    jobs = Jobs(storage=storage, clock=clock, entropy=entropy, fleets=fleets, images=images, timings=timings)
     return ControlApi(
         accounts=Accounts(storage=storage, clock=clock, entropy=entropy),
         fleets=fleets,

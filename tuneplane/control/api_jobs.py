@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 import trio
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from tuneplane.domain.admission import WORKLOAD_OF, Candidate, admission_reasons, choose
 from tuneplane.domain.errors import InvalidInput, NotFound, Reason, Refused
+from tuneplane.domain.fairness import foresee, releases_of, wants_releases
 from tuneplane.domain.fleets import Fleet, FleetKind
 from tuneplane.domain.ids import FleetId, JobId, NodeId, TraceId
-from tuneplane.domain.jobs import Job, Page, TimelineEvent, User
+from tuneplane.domain.jobs import Job, JobSummary, Page, TimelineEvent, User
 from tuneplane.domain.jobspec import JobSpec, check_job_spec, check_node_fleet_shape, check_supported
 from tuneplane.domain.launch_table import JobState
 from tuneplane.domain.nodes import Node
 from tuneplane.domain.placement import Placed, place
+from tuneplane.domain.timings import Timings
+from tuneplane.domain.waiting import WaitingGroup, by_cause, waiting_of
 
 from .api_base import Base
 from .api_fleets import Fleets
@@ -23,6 +27,7 @@ from .images import FIELD as IMAGE_FIELD
 from .images import ImageResolver
 
 RESOLVE_SECONDS = 10.0  # a person is looking; a registry that takes longer is reported as such
+JOBS_LOOKED_AT = 1000  # of a queue, as many as the allocator looks at
 TIMELINE_EVENTS = 1000  # an attempt has some twenty; the newest are kept
 MOST_KEY = 200  # characters of an Idempotency-Key: a UUID has 36
 MOST_LABELS = 64
@@ -39,6 +44,7 @@ class Preview:
     nodes: tuple[NodeId, ...] = ()
     waiting_code: str = ""
     reasons: tuple[Reason, ...] = ()
+    ahead: int = 0  # jobs that are before it in the Fleet's queue, as far as one looks
 
 
 @frozen
@@ -54,6 +60,7 @@ class Jobs(Base):
 
     fleets: Fleets
     images: ImageResolver
+    timings: Timings
     resolve_seconds: float = field(default=RESOLVE_SECONDS)
 
     async def submit(self, caller: User, spec: JobSpec, *, idempotency_key: str | None = None, trace: TraceId | None = None) -> Job:
@@ -82,26 +89,50 @@ class Jobs(Base):
 
     async def preview(self, caller: User, spec: JobSpec) -> Preview:
         """The answer that ``submit`` would give, and where the job would go now. Creates nothing."""
-        admitted = await self._admit(caller, spec)
-        answer = place(spec, admitted.fleet, admitted.nodes, self.clock())
+        admitted, now = await self._admit(caller, spec), self.clock()
+        queue = await self.storage.waiting_jobs(admitted.fleet.id, JOBS_LOOKED_AT, now)
+        overdue = wants_releases(queue, now, self.timings)
+        releases = releases_of(await self.storage.occupants(admitted.fleet.id), self.timings) if overdue else {}
+        job = self._as_if_submitted(caller, spec, admitted, now)
+        answer, ahead = foresee(job, admitted.fleet, admitted.nodes, queue, releases, now, self.timings)
+        preview = Preview(fleet=admitted.fleet.id, image=admitted.image, placed=isinstance(answer, Placed), ahead=ahead)
         if isinstance(answer, Placed):
-            nodes = tuple(member.node for member in answer.members)
-            return Preview(fleet=admitted.fleet.id, image=admitted.image, placed=True, nodes=nodes)
-        return Preview(fleet=admitted.fleet.id, image=admitted.image, placed=False, waiting_code=answer.code, reasons=answer.reasons)
+            return evolve(preview, nodes=tuple(member.node for member in answer.members))
+        return evolve(preview, waiting_code=answer.code, reasons=answer.reasons)
+
+    def _as_if_submitted(self, caller: User, spec: JobSpec, admitted: _Admitted, now: datetime) -> Job:
+        return Job(
+            id=JobId("preview"),
+            name=spec.metadata.name,
+            project=spec.metadata.project,
+            owner=caller.username,
+            fleet=admitted.fleet.id,
+            spec=spec,
+            image=admitted.image,
+            state=JobState.QUEUED,
+            trace=TraceId(""),
+            created_at=now,
+        )
 
     async def get(self, caller: User, job: JobId) -> Job:
         """The job with its attempts. NotFound also for somebody else's."""
         found = await self.storage.get_job(job)
         if found is None or not _may_see(caller, found):
             raise NotFound("job", job)
-        return found
+        return evolve(found, waiting=waiting_of(found))
+
+    async def waiting(self, caller: User, fleet: FleetId | None = None) -> list[WaitingGroup]:
+        """What waits and why, by cause: of the caller's jobs, or of everybody's for an administrator (L-L4)."""
+        owner = None if caller.role == "admin" else caller.username
+        return by_cause(await self.storage.waiting_by_reasons(fleet=fleet, owner=owner))
 
     async def list_page(
         self, caller: User, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None
-    ) -> tuple[list[Job], str | None]:
+    ) -> tuple[list[JobSummary], str | None]:
         """Newest first: the caller's own, or everybody's for an administrator."""
         owner = None if caller.role == "admin" else caller.username
-        return await self.storage.list_jobs(page, states=states, fleet=fleet, owner=owner)
+        jobs, cursor = await self.storage.list_jobs(page, states=states, fleet=fleet, owner=owner)
+        return [evolve(job, waiting=waiting_of(job)) for job in jobs], cursor
 
     async def stop(self, caller: User, job: JobId) -> Job:
         """Accept a stop, once and for ever; a repeat and a stop of an ended job change nothing (R-LCH-12)."""

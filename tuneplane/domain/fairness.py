@@ -91,6 +91,16 @@ def plan_queue(
     yield from line.left()
 
 
+def foresee(
+    job: Job, fleet: Fleet, nodes: Iterable[Node], queue: Iterable[Job], releases: Releases, now: datetime, timings: Timings
+) -> tuple[Union[Placed, MustWait], int]:
+    """What would become of ``job`` at its place in the queue, and how many are before it. Younger and less urgent ones do not
+    matter: they come after it."""
+    before = [one for one in queue if queue_order(one) < queue_order(job)]
+    plan = plan_queue(fleet, nodes, [*before, job], releases, now, timings)
+    return next(decision.answer for decision in plan for one in decision.jobs if one.id == job.id), len(before)
+
+
 @define
 class _Line:
     room: Room

@@ -156,6 +156,54 @@ class Job:
 
 
 @frozen(kw_only=True)
+class JobSummary:
+    """A job in a list: without its specification and attempts, which may be long (L-L2)."""
+
+    id: JobId
+    name: str
+    project: str
+    owner: UserName
+    fleet: FleetId
+    state: JobState
+    priority: int
+    created_at: datetime
+    ended_at: datetime | None = None
+    stop_asked_at: datetime | None = None
+    stop_asked_by: str = ""
+    waiting: Waiting | None = None  # with its first reason alone
+    reason_code: str = ""
+    reason_detail: str = ""
+    attempt_number: int = 0
+    not_before: datetime | None = None
+
+
+def summary_of(job: Job) -> JobSummary:
+    """What the list shows of ``job``."""
+    return JobSummary(
+        id=job.id,
+        name=job.name,
+        project=job.project,
+        owner=job.owner,
+        fleet=job.fleet,
+        state=job.state,
+        priority=job.spec.spec.priority,
+        created_at=job.created_at,
+        ended_at=job.ended_at,
+        stop_asked_at=job.stop_asked_at,
+        stop_asked_by=job.stop_asked_by,
+        waiting=first_reason(job.waiting),
+        reason_code=job.reason_code,
+        reason_detail=job.reason_detail,
+        attempt_number=job.attempt_number,
+        not_before=job.not_before,
+    )
+
+
+def first_reason(waiting: Waiting | None) -> Waiting | None:
+    return evolve(waiting, reasons=waiting.reasons[:1]) if waiting is not None else None
+
+
+@frozen(kw_only=True)
 class TimelineEvent:
     at: datetime
     kind: str  # "job.submitted", "attempt.committed", "member.running", …

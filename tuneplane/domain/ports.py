@@ -28,6 +28,7 @@ from .jobs import (
     EncryptedIdentity,
     GatewayAddress,
     Job,
+    JobSummary,
     JoinRequest,
     JoinToken,
     NodeIdentity,
@@ -43,6 +44,7 @@ from .jobspec import JobSpec
 from .launch_table import AttemptAction, AttemptState, Cause, JobState, LaunchView, Verdict
 from .nodes import Node, NodeState
 from .sight import Sight
+from .waiting import WaitingJobs
 
 
 class Topic(str, Enum):
@@ -283,8 +285,11 @@ class JobStore(Protocol):
 
     async def list_jobs(
         self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None, owner: UserName | None = None
-    ) -> tuple[list[Job], str | None]:
+    ) -> tuple[list[JobSummary], str | None]:
         """Newest first; of one owner when given."""
+
+    async def waiting_by_reasons(self, *, fleet: FleetId | None = None, owner: UserName | None = None) -> list[WaitingJobs]:
+        """All queued jobs, of one owner when given, put together by Fleet and reasons."""
 
     async def request_stop(self, job: JobId, by: UserName, now: datetime) -> Job:
         """Accept a stop, once and for ever, in one transaction (R-LCH-12); idempotent. NotFound.

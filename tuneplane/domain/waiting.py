@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from attrs import evolve, frozen
 
 from .errors import Reason
 from .ids import FleetId, JobId
+from .jobs import Job, JobSummary, Waiting
+from .launch_table import JobState
 
 MOST_REASONS = 12  # about single Nodes, that a job shows; a Fleet may have thousands
 ABOUT_ALL = frozenset({"too-few-machines", "behind", "earmarked", "no-nodes"})  # not about one Node
 CLOSED = frozenset({"not-ready", "no-budgets"})  # Nodes that take nobody's work: least to the point
-NOT_LOOKED_AT = "in-line"  # of a queued job that no allocator has looked at yet
+NOT_LOOKED_AT = Reason("in-line", "no worker has looked at it yet: it is not among the first of its Fleet's queue, or has just come")
+
+
+@frozen(kw_only=True)
+class WaitingJobs:
+    """Jobs of one Fleet that show the very same reasons; ``since`` and ``oldest`` are of the one that has waited the longest."""
+
+    fleet: FleetId
+    code: str
+    reasons: tuple[Reason, ...]
+    jobs: int
+    since: datetime
+    oldest: JobId
 
 
 @frozen(kw_only=True)
@@ -21,10 +35,10 @@ class WaitingGroup:
     """Jobs of one Fleet that wait for one cause. ``cause`` is the code of their first reason, ``code`` that of the wait."""
 
     fleet: FleetId
-    code: str
+    code: str  # of Waiting
     cause: str
     jobs: int
-    since: datetime | None  # of the one that has waited the longest
+    since: datetime  # of the one that has waited the longest
     oldest: JobId
     detail: str  # its first reason
 
@@ -45,3 +59,28 @@ def shorten(reasons: Sequence[Reason]) -> tuple[Reason, ...]:
 def _one_for_all(reasons: Sequence[Reason]) -> Reason:
     nearest = max(reasons, key=lambda one: one.have or 0)
     return evolve(nearest, detail=f"{nearest.detail} ({len(reasons) - 1} more Nodes: {nearest.code})") if len(reasons) > 1 else nearest
+
+
+def by_cause(found: Iterable[WaitingJobs]) -> list[WaitingGroup]:
+    """The most jobs first."""
+    groups: dict[tuple[FleetId, str, str], WaitingGroup] = {}
+    for one in found:
+        first = one.reasons[0] if one.reasons else Reason(one.code, one.code)
+        key = (one.fleet, one.code, first.code)
+        made = WaitingGroup(
+            fleet=one.fleet, code=one.code, cause=first.code, jobs=one.jobs, since=one.since, oldest=one.oldest, detail=first.detail
+        )
+        groups[key] = _joined(groups[key], made) if key in groups else made
+    return sorted(groups.values(), key=lambda one: (-one.jobs, one.fleet, one.code, one.cause))
+
+
+def _joined(one: WaitingGroup, other: WaitingGroup) -> WaitingGroup:
+    oldest = min(one, other, key=lambda group: (group.since, group.oldest))
+    return evolve(oldest, jobs=one.jobs + other.jobs)
+
+
+def waiting_of(job: Job | JobSummary) -> Waiting | None:
+    """What a job shows: a queued one always says why it waits, and since when."""
+    if job.state is not JobState.QUEUED or job.waiting is not None:
+        return job.waiting
+    return Waiting(code=NOT_LOOKED_AT.code, reasons=(NOT_LOOKED_AT,), since=job.created_at)

@@ -9,12 +9,24 @@ from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
 from tuneplane.domain.errors import NotFound, Reason, Refused
 from tuneplane.domain.frames import Progress
 from tuneplane.domain.ids import FleetId, JobId, TraceId, UserName
-from tuneplane.domain.jobs import AttemptRecord, Job, MemberRecord, Page, TimelineEvent, Waiting, waiting_for_peers, waits_for
+from tuneplane.domain.jobs import (
+    AttemptRecord,
+    Job,
+    JobSummary,
+    MemberRecord,
+    Page,
+    TimelineEvent,
+    Waiting,
+    first_reason,
+    waiting_for_peers,
+    waits_for,
+)
 from tuneplane.domain.jobspec import JobSpec
 from tuneplane.domain.launch_table import FINAL_JOB_STATES, AttemptState, Cause, JobState, MemberPhase
 from tuneplane.domain.plan import PlanSight, sight
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import STOPPED, cause_between_attempts, cause_of_stop, check_retry
+from tuneplane.domain.waiting import NOT_LOOKED_AT, WaitingJobs
 
 from .database import Aggregate, audit, clean, from_json, keys_of, note, page_of, poke, to_json
 from .launches import member_views
@@ -56,15 +68,22 @@ class Jobs(Aggregate):
 
     async def list_jobs(
         self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None, owner: UserName | None = None
-    ) -> tuple[list[Job], str | None]:
+    ) -> tuple[list[JobSummary], str | None]:
         keys = keys_of(page)
+        asked, args = _filters(states, fleet, owner, at=4)
+        sql = f"SELECT {SUMMARY} FROM job WHERE (created_at, id) < ($1, $2){asked} ORDER BY created_at DESC, id DESC LIMIT $3"  # noqa: S608
+        rows, cursor = page_of(await self._db.fetch(sql, keys.at, keys.id, keys.limit, *args), page)
+        return [_summary(row) for row in rows], cursor
+
+    async def waiting_by_reasons(self, *, fleet: FleetId | None = None, owner: UserName | None = None) -> list[WaitingJobs]:
+        asked, args = _filters((), fleet, owner, at=1)
         sql = (
-            "SELECT * FROM job WHERE (created_at, id) < ($1, $2) AND ($4::text[] = '{}' OR state = ANY($4))"
-            " AND ($5::text IS NULL OR fleet_id = $5) AND ($6::text IS NULL OR owner = $6) ORDER BY created_at DESC, id DESC LIMIT $3"
+            "SELECT fleet_id, waiting_code, waiting_reasons::text AS reasons, count(*) AS jobs,"  # noqa: S608
+            " min(coalesce(waiting_since, created_at)) AS since,"
+            " (array_agg(id ORDER BY coalesce(waiting_since, created_at), id))[1] AS oldest"
+            f" FROM job WHERE state = 'queued'{asked} GROUP BY fleet_id, waiting_code, waiting_reasons::text"
         )
-        wanted = [state.value for state in states]
-        rows, cursor = page_of(await self._db.fetch(sql, keys.at, keys.id, keys.limit, wanted, fleet, owner), page)
-        return [job_of(row) for row in rows], cursor
+        return [_waiting_jobs(row) for row in await self._db.fetch(sql, *args)]
 
     async def waiting_fleets(self, now: datetime) -> list[FleetId]:
         sql = (
@@ -110,6 +129,22 @@ def no_such_series(spec: JobSpec) -> Refused:
     return Refused("no-such-series", detail, field="spec.resources.pools[0].series")
 
 
+SUMMARY = (
+    "id, name, project, owner, fleet_id, state, priority, created_at, ended_at, stop_asked_at, stop_asked_by, waiting_code,"
+    " waiting_reasons, waiting_since, reason_code, reason_detail, attempt_number, not_before"
+)
+
+
+def _filters(states: Sequence[JobState], fleet: FleetId | None, owner: UserName | None, *, at: int) -> tuple[str, list[object]]:
+    """Conditions only for what is asked, so that an index serves each; their arguments begin at ``$at``."""
+    asked: list[tuple[str, object]] = [("state = ANY(${})", [state.value for state in states])] if states else []
+    asked += [("fleet_id = ${}", fleet)] if fleet is not None else []
+    asked += [("owner = ${}", owner)] if owner is not None else []
+    sql = "".join(f" AND {condition.format(number)}" for number, (condition, _) in enumerate(asked, at))
+    live = " AND ended_at IS NULL" if states and FINAL_JOB_STATES.isdisjoint(states) else ""
+    return sql + live, [value for _, value in asked]
+
+
 async def _submit(
     connection: Connection,
     job: JobId,
@@ -122,10 +157,10 @@ async def _submit(
     now: datetime,
 ) -> Job:
     sql = (
-        "INSERT INTO job (id, name, project, owner, fleet_id, spec, image, trace, priority, idempotency_key, created_at)"
-        " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) ON CONFLICT DO NOTHING RETURNING *"
+        "INSERT INTO job (id, name, project, owner, fleet_id, spec, series, image, trace, priority, idempotency_key, created_at)"
+        " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) ON CONFLICT DO NOTHING RETURNING *"
     )
-    named = (job, spec.metadata.name, spec.metadata.project, owner, fleet, to_json(spec))
+    named = (job, spec.metadata.name, spec.metadata.project, owner, fleet, to_json(spec), spec.pool.series)
     row = await connection.fetchrow(sql, *named, image, trace, spec.spec.priority, idempotency_key, now)
     if row is None:  # the same submission again, by its key or by its id
         sql = (
@@ -272,6 +307,35 @@ def job_of(row: Row, attempts: tuple[AttemptRecord, ...] = ()) -> Job:
         not_before=row["not_before"],
         attempts=attempts,
     )
+
+
+def _summary(row: Row) -> JobSummary:
+    return JobSummary(
+        id=row["id"],
+        name=row["name"],
+        project=row["project"],
+        owner=row["owner"],
+        fleet=row["fleet_id"],
+        state=JobState(row["state"]),
+        priority=row["priority"],
+        created_at=row["created_at"],
+        ended_at=row["ended_at"],
+        stop_asked_at=row["stop_asked_at"],
+        stop_asked_by=row["stop_asked_by"],
+        waiting=first_reason(_waiting(row)),
+        reason_code=row["reason_code"],
+        reason_detail=row["reason_detail"],
+        attempt_number=row["attempt_number"],
+        not_before=row["not_before"],
+    )
+
+
+def _waiting_jobs(row: Row) -> WaitingJobs:
+    """A job that nobody has looked at has no reasons yet."""
+    looked = row["waiting_code"] is not None
+    reasons = from_json(tuple[Reason, ...], row["reasons"]) if looked else (NOT_LOOKED_AT,)
+    code = row["waiting_code"] if looked else NOT_LOOKED_AT.code
+    return WaitingJobs(fleet=row["fleet_id"], code=code, reasons=reasons or (), jobs=row["jobs"], since=row["since"], oldest=row["oldest"])
 
 
 def _waiting(row: Row) -> Waiting | None:

@@ -7,6 +7,7 @@ goes on to its owner. And nothing uses ``app.nursery``: background work belongs 
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import structlog
@@ -61,6 +62,8 @@ class WebApp(QuartTrio):  # type: ignore[misc]  # its stubs are skipped
             with trio.fail_after(REQUEST_SECONDS):
                 call = await make_call(self.site, route, request, path, trace)
                 response = respond(await route.handler(self.site, call))
+                if 304 in route.answers:
+                    await make_conditional(response, call.headers.get("If-None-Match", ""))
         except Exception as error:
             response = self.answer_error(error, trace, route)
         response.headers["X-Trace-Id"] = trace
@@ -117,6 +120,17 @@ def respond(answer: Answer) -> Response:
     for name, value in {**HEADERS, **answer.headers}.items():
         response.headers[name] = value
     return response
+
+
+async def make_conditional(response: Response, known: str) -> None:
+    """Name the answer's body by its digest; 304 without one when the client has it already (L-L2). ``known``: If-None-Match."""
+    tag = f'"{sha256(await response.get_data(as_text=False)).hexdigest()[:32]}"'
+    response.headers["ETag"] = tag
+    response.headers["Cache-Control"] = "private, no-cache"  # to be kept, and asked about every time
+    if tag in [one.strip().removeprefix("W/") for one in known.split(",")]:
+        response.status_code = 304
+        response.set_data(b"")
+        del response.headers["Content-Type"]
 
 
 def _payload(answer: Answer) -> Any:

@@ -21,7 +21,7 @@ from tuneplane.control.api import ControlApi, NodeAnswer, may_see
 from tuneplane.domain.errors import NotFound, StorageUnavailable
 from tuneplane.domain.fleets import Fleet
 from tuneplane.domain.ids import FleetId, JobId, UserName
-from tuneplane.domain.jobs import Job, Page, User
+from tuneplane.domain.jobs import Job, JobSummary, Page, User
 from tuneplane.domain.ports import Storage, Topic
 
 log = structlog.get_logger("tuneplane.web.feed")
@@ -210,5 +210,5 @@ def _node_row(node: NodeAnswer, fleets: dict[FleetId, Fleet]) -> _Row:
     return _Row(value, node.connection.state, fleets.get(node.fleet), None)
 
 
-def _job_row(job: Job) -> _Row:
+def _job_row(job: Job | JobSummary) -> _Row:
     return _Row(job, job.state.value, None, job.owner)

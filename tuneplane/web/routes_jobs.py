@@ -19,9 +19,10 @@ from tuneplane.control.api import (
 )
 from tuneplane.domain.errors import InvalidInput
 from tuneplane.domain.ids import FleetId, JobId, TraceId
-from tuneplane.domain.jobs import Job, TimelineEvent
+from tuneplane.domain.jobs import Job, JobSummary, TimelineEvent
 from tuneplane.domain.jobspec import JobSpec
 from tuneplane.domain.launch_table import JobState
+from tuneplane.domain.waiting import WaitingGroup
 
 from . import streams
 from .inputs import PageQuery
@@ -32,16 +33,34 @@ from .streams import EventStream, Send, spell_event
 router = Router("jobs")
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
+IF_CHANGED = "If-None-Match"
+MOST_GROUPS = 500  # more causes than people read; ``jobs`` counts all of them
 LOG_SECONDS = 20.0  # a bounded read: up to 4 MiB through gateway and Node; the request itself may take 45 s
 POLL_SECONDS = 2.0  # a follow looks again at least this often
 
 
 @frozen(kw_only=True)
 class JobPage:
-    """One page of jobs, newest first, without their attempts."""
+    """One page of jobs, newest first, without their specifications and attempts."""
 
-    items: tuple[Job, ...]
+    items: tuple[JobSummary, ...]
     next_cursor: str | None
+
+
+@frozen(kw_only=True)
+class WaitingQuery:
+    """``?fleet=``: of one Fleet only."""
+
+    fleet: str | None = None
+
+
+@frozen(kw_only=True)
+class WaitingPage:
+    """Waiting jobs by cause, and how many they are in all."""
+
+    items: tuple[WaitingGroup, ...]
+    next_cursor: str | None
+    jobs: int
 
 
 @frozen(kw_only=True)
@@ -67,12 +86,21 @@ class Timeline:
     next_cursor: str | None
 
 
-@router.route("GET", "/api/jobs", who=Who.USER, query=JobQuery, answers={200: JobPage})
+@router.route("GET", "/api/jobs", who=Who.USER, query=JobQuery, headers=(IF_CHANGED,), answers={200: JobPage, 304: None})
 async def list_jobs(site: Site, call: Call) -> Answer:
     """The caller's jobs, or everybody's for an administrator."""
     fleet = FleetId(call.query.fleet) if call.query.fleet is not None else None
     items, cursor = await site.api.jobs.list_page(call.user, call.query.page(), states=call.query.state, fleet=fleet)
     return Answer(value=JobPage(items=tuple(items), next_cursor=cursor))
+
+
+@router.route("GET", "/api/waiting", who=Who.USER, query=WaitingQuery, headers=(IF_CHANGED,), answers={200: WaitingPage, 304: None})
+async def list_waiting(site: Site, call: Call) -> Answer:
+    """What waits and why, grouped by cause: the caller's jobs, or everybody's for an administrator."""
+    fleet = FleetId(call.query.fleet) if call.query.fleet is not None else None
+    groups = await site.api.jobs.waiting(call.user, fleet)
+    shown, jobs = tuple(groups[:MOST_GROUPS]), sum(group.jobs for group in groups)
+    return Answer(value=WaitingPage(items=shown, next_cursor=None, jobs=jobs))
 
 
 @router.route("POST", "/api/jobs", who=Who.USER, body=JobSpec, headers=(IDEMPOTENCY_HEADER,), answers={201: Job}, problems=(404,))
@@ -89,7 +117,7 @@ async def preview_job(site: Site, call: Call) -> Answer:
     return Answer(value=await site.api.jobs.preview(call.user, call.body))
 
 
-@router.route("GET", "/api/jobs/{job}", who=Who.USER, answers={200: Job})
+@router.route("GET", "/api/jobs/{job}", who=Who.USER, headers=(IF_CHANGED,), answers={200: Job, 304: None})
 async def read_job(site: Site, call: Call) -> Answer:
     """One job with its attempts and their members."""
     return Answer(value=await site.api.jobs.get(call.user, JobId(call.path["job"])))

@@ -9,7 +9,18 @@ from attrs import evolve
 
 from tuneplane.domain.errors import NotFound, Reason, Refused
 from tuneplane.domain.ids import FleetId, JobId, TraceId, UserName
-from tuneplane.domain.jobs import AttemptRecord, Job, MemberRecord, Page, TimelineEvent, Waiting, waiting_for_peers, waits_for
+from tuneplane.domain.jobs import (
+    AttemptRecord,
+    Job,
+    JobSummary,
+    MemberRecord,
+    Page,
+    TimelineEvent,
+    Waiting,
+    summary_of,
+    waiting_for_peers,
+    waits_for,
+)
 from tuneplane.domain.jobspec import JobSpec
 from tuneplane.domain.launch_table import (
     ENDED_PHASES,
@@ -21,6 +32,7 @@ from tuneplane.domain.launch_table import (
 from tuneplane.domain.plan import PlanSight, sight
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import STOPPED, cause_between_attempts, cause_of_stop, check_retry
+from tuneplane.domain.waiting import WaitingJobs, waiting_of
 from tuneplane.storage.database import clean
 from tuneplane.storage.jobs import no_such_series
 
@@ -68,12 +80,16 @@ class Jobs(Client):
 
     async def list_jobs(
         self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None, owner: UserName | None = None
-    ) -> tuple[list[Job], str | None]:
-        def unit(book: Book) -> tuple[list[Job], str | None]:
-            rows = [job for job in book.jobs if (not states or job.state in states) and fleet in (None, job.fleet)]
-            return page_of([job for job in rows if owner in (None, job.owner)], page, lambda job: (job.created_at, job.id))
+    ) -> tuple[list[JobSummary], str | None]:
+        def unit(book: Book) -> tuple[list[JobSummary], str | None]:
+            rows = [job for job in book.jobs if (not states or job.state in states) and _is_asked(job, fleet, owner)]
+            found, cursor = page_of(rows, page, lambda job: (job.created_at, job.id))
+            return [summary_of(job) for job in found], cursor
 
         return await self.read("list_jobs", unit)
+
+    async def waiting_by_reasons(self, *, fleet: FleetId | None = None, owner: UserName | None = None) -> list[WaitingJobs]:
+        return await self.read("waiting_by_reasons", _by_reasons, fleet, owner)
 
     async def request_stop(self, job: JobId, by: UserName, now: datetime) -> Job:
         return await self.write("request_stop", _request_stop, job, by, now, self.database.clock())
@@ -166,6 +182,22 @@ def _member(book: Book, row: MemberRow, now: datetime) -> MemberRecord:
         interface=seen.interface,
         node_silent_since=None if row.phase in ENDED_PHASES else silent_since(book, row.node, now),
     )
+
+
+def _is_asked(job: Job, fleet: FleetId | None, owner: UserName | None) -> bool:
+    return fleet in (None, job.fleet) and owner in (None, job.owner)
+
+
+def _by_reasons(book: Book, fleet: FleetId | None, owner: UserName | None) -> list[WaitingJobs]:
+    found: dict[tuple[object, ...], list[tuple[datetime, JobId]]] = {}
+    for job in book.jobs:
+        waiting = waiting_of(job)
+        if waiting is not None and job.state is JobState.QUEUED and _is_asked(job, fleet, owner):
+            found.setdefault((job.fleet, waiting.code, waiting.reasons), []).append((waiting.since or job.created_at, job.id))
+    return [
+        WaitingJobs(fleet=of, code=code, reasons=reasons, jobs=len(jobs), since=min(jobs)[0], oldest=min(jobs)[1])  # type: ignore[arg-type]
+        for (of, code, reasons), jobs in found.items()
+    ]
 
 
 def _is_waiting(job: Job, now: datetime) -> bool:
