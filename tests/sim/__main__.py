@@ -17,6 +17,7 @@ from attrs import define
 from .world import Outcome, run_seed
 
 CHUNK = 4  # seeds that a process takes at once
+PROGRESS_SECONDS = 10.0  # between two lines on stderr: a long run takes half an hour
 CHUNKS = 8  # that a process takes in its life: nothing is collected in it, and a seed leaves 3 MB in cycles
 
 
@@ -26,6 +27,7 @@ class Tally:
 
     began: float
     seeds: int = 0
+    told: float = 0.0  # when progress was last shown
     jobs: int = 0
     starts: int = 0
     virtual_seconds: float = 0.0
@@ -35,6 +37,13 @@ class Tally:
         self.jobs += outcome.jobs
         self.starts += outcome.starts
         self.virtual_seconds += outcome.virtual_seconds
+
+    def tell_progress(self, of: int) -> None:
+        """A line on stderr, now and then."""
+        now = time.perf_counter()
+        if now - max(self.told, self.began) >= PROGRESS_SECONDS:
+            self.told = now
+            print(f"{self.seeds} of {of} seeds held, {self.seeds / (now - self.began):.1f} seeds/s", file=sys.stderr, flush=True)
 
     def summary(self, start: int, processes: int, failed: Outcome | None) -> dict[str, object]:
         took = time.perf_counter() - self.began
@@ -91,6 +100,7 @@ def _run(arguments: argparse.Namespace) -> tuple[Tally, Outcome | None]:
             if outcome.failure:
                 print(f"\nseed {outcome.seed}: {outcome.failure}\n\nagain with: python -m tests.sim --start {outcome.seed} --seeds 1")
                 return tally, outcome
+            tally.tell_progress(arguments.seeds)
             if time.perf_counter() - tally.began > arguments.seconds:
                 break
     return tally, None
