@@ -1,7 +1,7 @@
 """The simulator: production trees of workers, gateways and Node daemons, in one process, on Trio's mock clock.
 
 ``python -m tests.sim --seeds N [--start S]``. Read ``world`` (one seed), ``judge`` (the invariants), ``fate`` (chance),
-then what is replaced: ``clock`` and ``loop`` (time, scheduler), ``twin`` and ``weather`` (storage port), ``stream``
+then what is replaced: ``clock``, ``loop`` and ``quick`` (time, scheduler), ``twin`` and ``weather`` (storage port), ``stream``
 (bridge's calls, under the wire code), ``machine`` and ``engine`` (clocks, disk, container runtime), ``processes`` (lives,
 deaths, fault points).
 

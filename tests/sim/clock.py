@@ -7,9 +7,9 @@ simulator is. Simulated parts wait through :func:`sleep` and :meth:`SimClock.cal
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
@@ -26,7 +26,7 @@ class SimClock(Clock):
     def __init__(self) -> None:
         self.now = 0.0
         self._due: list[tuple[float, int, Callable[[], object]]] = []
-        self._numbers = itertools.count()
+        self._number = itertools.count().__next__
 
     def start_clock(self) -> None:
         pass
@@ -44,11 +44,11 @@ class SimClock(Clock):
                 return HANG_SECONDS
             self.now = deadline
         while due and due[0][0] <= self.now:
-            heapq.heappop(due)[2]()
+            heappop(due)[2]()
         return 0.0
 
     def call_at(self, when: float, callback: Callable[[], object]) -> None:
-        heapq.heappush(self._due, (when, next(self._numbers), callback))
+        heappush(self._due, (when, self._number(), callback))
 
 
 async def sleep_until(when: float) -> None:
@@ -57,11 +57,11 @@ async def sleep_until(when: float) -> None:
     For a test that borrows a part of the simulator it is Trio's own, on whatever clock that test runs.
     """
     clock = trio.lowlevel.current_clock()
-    if not isinstance(clock, SimClock):
+    if type(clock) is not SimClock:
         await trio.sleep_until(when)
         return
     sleeper = _Sleeper(trio.lowlevel.current_task())
-    clock.call_at(when, sleeper.wake)
+    heappush(clock._due, (when, clock._number(), sleeper.wake))
     await trio.lowlevel.wait_task_rescheduled(sleeper.abort)
 
 
@@ -87,5 +87,6 @@ class _Sleeper:
         return Abort.SUCCEEDED
 
 
-async def sleep(seconds: float) -> None:
-    await sleep_until(trio.current_time() + seconds)
+def sleep(seconds: float) -> Awaitable[None]:
+    """``sleep_until``, from the moment of this call on."""
+    return sleep_until(trio.current_time() + seconds)

@@ -9,9 +9,10 @@ time was spent there. It is written for the Trio in ``MADE_FOR``; with another o
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from math import inf
+from operator import attrgetter
 from typing import Any
 
 import trio
@@ -20,6 +21,7 @@ from trio._core import _run
 from trio._core._ki import enable_ki_protection
 from trio._core._traps import CancelShieldedCheckpoint, WaitTaskRescheduled
 
+from . import quick
 from .clock import HANG_SECONDS, SimClock
 
 MADE_FOR = ("0.35.0",)
@@ -39,7 +41,10 @@ def seeded(seed: int) -> Iterator[None]:
     if trio.__version__ in MADE_FOR:
         run.unrolled_run, scope._might_change_registered_deadline = seeded_run, _registration
     try:
-        yield
+        with ExitStack() as short_ways:
+            if trio.__version__ in MADE_FOR:
+                short_ways.enter_context(quick.installed())
+            yield
     finally:
         run._ALLOW_DETERMINISTIC_SCHEDULING, run._r, run.unrolled_run, scope._might_change_registered_deadline = former
 
@@ -72,8 +77,17 @@ def _registration(scope: Any) -> _Registration:
     return _Registration(scope)
 
 
-def _order(task: Any) -> int:
-    return int(task._counter)
+def _shuffle(batch: list[Any], draw: Callable[[int], int]) -> None:
+    """As ``random.shuffle``, with the same numbers, in a third of the time."""
+    for last in range(len(batch) - 1, 0, -1):
+        bits = (last + 1).bit_length()
+        other = draw(bits)
+        while other > last:
+            other = draw(bits)
+        batch[last], batch[other] = batch[other], batch[last]
+
+
+_order = attrgetter("_counter")
 
 
 @enable_ki_protection
@@ -116,7 +130,7 @@ def _run_batch(runner: Any, runq: Any) -> None:
         batch = list(runq)
         runq.clear()
         batch.sort(key=_order)
-        _run._r.shuffle(batch)
+        _shuffle(batch, _run._r.getrandbits)
     context = _run.GLOBAL_RUN_CONTEXT
     while batch:
         task = context.task = batch.pop()
@@ -132,15 +146,15 @@ def _run_batch(runner: Any, runq: Any) -> None:
             runner.task_exited(task, final)
         else:
             task._schedule_points += 1
-            if type(message) is WaitTaskRescheduled:
+            if message is CancelShieldedCheckpoint:
+                quick.reschedule_in(runner, task)
+            elif callable(abort := message.abort_func if type(message) is WaitTaskRescheduled else message):
                 task._cancel_points += 1
-                task._abort_func = message.abort_func
+                task._abort_func = abort
                 if runner.ki_pending and task is runner.main_task:
                     task._attempt_delivery_of_pending_ki()
                 if task._cancel_status.effectively_cancelled:
                     task._attempt_delivery_of_any_pending_cancel()
-            elif message is CancelShieldedCheckpoint:
-                runner.reschedule(task)
             else:
                 raise TypeError(f"not a request of Trio's: {message!r}")
         del context.task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -303,6 +304,5 @@ def simulated_child(fate: Fate) -> Callable[..., Any]:
 
 
 def make_root(base: Path, seed: int) -> Path:
-    root = base / f"tuneplane-sim-{os.getpid()}-{seed}"
-    root.mkdir(mode=0o700)
-    return root
+    """A directory of its own: one that a killed run left behind may have had the same process id."""
+    return Path(tempfile.mkdtemp(prefix=f"tuneplane-sim-{os.getpid()}-{seed}-", dir=base))

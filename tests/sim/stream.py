@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import trio
@@ -116,11 +117,13 @@ class End:
 
     def flush(self) -> None:
         while self.gone is None and len(self._wire) + len(self.other._inbound) < WIRE_MESSAGES:
-            lane = next((lane for lane in self._lanes if lane), None)
-            if lane is None:
+            for lane in self._lanes:
+                if lane:
+                    break
+            else:
                 break
             message = lane.popleft()
-            self._send_on(lambda message=message: self.other._arrived(message))  # type: ignore[misc]
+            self._send_on(partial(self.other._arrived, message))
         self._room.unpark_all()
 
     def _send_on(self, arrival: Callable[[], bool]) -> None:
@@ -216,7 +219,7 @@ class Network:
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         """Something arrives then, between two turns of the scheduler."""
-        self.clock.call_at(when, lambda: self._arrive(what))
+        self.clock.call_at(when, partial(self._arrive, what))
 
     def _arrive(self, what: Callable[[], None]) -> None:
         try:

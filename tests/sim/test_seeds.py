@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from . import loop, quick
 from .world import run_seed
 
 SEEDS, FIRST_SEED = 1000, 100_000
@@ -50,3 +51,17 @@ def test_fresh_seeds_hold(tmp_path: Path) -> None:
 def test_same_seed_is_the_same_history() -> None:
     """A seed is worth something only if it can be run again."""
     assert run_seed(7, tell=True).history == run_seed(7, tell=True).history
+
+
+@pytest.mark.parametrize("seed", [3, 7, 11])
+def test_short_ways_through_trio_tell_the_history_that_trio_tells(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loop, scopes, wake-ups and cancellations of ``loop`` and ``quick`` are copies: nothing that a seed does may depend on them."""
+    short = run_seed(seed, tell=True)
+    monkeypatch.setattr(loop, "MADE_FOR", ())
+    assert run_seed(seed, tell=True).history == short.history != ""
+
+
+def test_trio_is_its_own_again_after_a_seed() -> None:
+    """Other tests of the same process run on Trio as it is."""
+    run_seed(3)
+    assert all(vars(owner)[name] is original for owner, name, original, _ in quick.PLACES)

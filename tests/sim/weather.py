@@ -31,9 +31,11 @@ class Storm:
     outages: Outages
 
     async def arrive(self, name: str) -> None:
-        await self.life.gate()
+        if not self.life.alive:
+            await self.life.gate()
         await sleep(self._seconds())
-        await self.life.gate()
+        if not self.life.alive:
+            await self.life.gate()
         if self.outages.away or self.fate.strikes("storage-down", 0.05):
             raise StorageUnavailable(f"{name}: no connection")
 
@@ -42,7 +44,8 @@ class Storm:
             await sleep(self.fate.soon(3.0))
         if self.fate.random.random() < 0.2:  # else the answer is there in the same moment: a turn of the scheduler costs
             await sleep(self._seconds())
-        await self.life.gate()
+        if not self.life.alive:
+            await self.life.gate()
         if self.outages.away or self.fate.strikes("storage-lost", 0.05):
             self.fate.history.add(self.life.process, "storage: the answer to {} is lost", name)
             raise StorageUnavailable(f"{name}: the connection broke before the answer")

@@ -143,13 +143,18 @@ class Turns:
     _heard: set[Topic] = field(init=False)
     _news: trio.Event = field(factory=trio.Event)
 
+    _names: dict[str, Topic] = field(init=False)
+
     def __attrs_post_init__(self) -> None:
         self._heard = set(self.topics)
+        self._names = {topic.value: topic for topic in self.topics}
         self._news.set()
 
     def hear(self, touched: set[str]) -> None:
-        heard = {topic for topic in self.topics if topic.value in touched}
-        if heard and not self.weather.loses_poke():
+        if self._names.keys().isdisjoint(touched):
+            return
+        heard = {topic for name, topic in self._names.items() if name in touched}
+        if not self.weather.loses_poke():
             self._heard |= heard
             self._news.set()
 
