@@ -47,6 +47,10 @@ WRONG_NODE = [
     ("TUNEPLANE_NODE_MEMORY_GB", "-1"),
     ("TUNEPLANE_NODE_GPU_IDS", "0,0"),
     ("TUNEPLANE_NODE_GPU_IDS", "zero"),
+    ("TUNEPLANE_NODE_GPU_IDS", "1,01"),
+    ("TUNEPLANE_NODE_GPU_IDS", "0,GPU-8f6a3c"),
+    ("TUNEPLANE_NODE_GPU_IDS", "GPU-8f6a3c,GPU-8f6a3c"),
+    ("TUNEPLANE_NODE_GPU_IDS", "MIG-GPU-8f6a3c/1/0"),
     ("TUNEPLANE_NODE_PORT_RANGE", "20999-20000"),
     ("TUNEPLANE_NODE_PORT_RANGE", "80-90"),
     ("TUNEPLANE_NODE_STAGING_CAPACITY_GB", "-0.1"),
@@ -138,6 +142,13 @@ def test_gpu_ids_tell_unset_from_empty(tmp_path: Path) -> None:
     assert read_node_settings({}, env_file=none).gpu_ids is None
     assert read_node_settings({"TUNEPLANE_NODE_GPU_IDS": ""}, env_file=none).gpu_ids == ()
     assert read_node_settings({"TUNEPLANE_NODE_GPU_IDS": "2, 0"}, env_file=none).gpu_ids == (2, 0)
+
+
+def test_gpu_ids_by_uuid_declare_cards_and_no_index(tmp_path: Path) -> None:
+    """L-D1, L-D6: a card or a MIG instance, in the driver's words."""
+    read = read_node_settings({"TUNEPLANE_NODE_GPU_IDS": "GPU-8f6a3c-1, MIG-c738"}, env_file=tmp_path / "none")
+    assert (read.gpu_ids, read.gpu_uuids) == ((), ("GPU-8f6a3c-1", "MIG-c738"))
+    assert read_node_settings({"TUNEPLANE_NODE_GPU_IDS": "2,0"}, env_file=tmp_path / "none").gpu_uuids == ()
 
 
 @pytest.mark.parametrize("below", ["", "tuneplane", "a/b"])

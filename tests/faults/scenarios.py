@@ -59,7 +59,7 @@ def pull(rig: Rig, strike: Strike) -> None:
     _end(rig, strike, job, witness)
 
 
-def _start(rig: Rig) -> tuple[str, Witness]:
+def start(rig: Rig) -> tuple[str, Witness]:
     witness = Witness.open(rig.system)
     job = rig.submit(witness.script(0))
     rig.wait_state(job, "running")
@@ -67,7 +67,7 @@ def _start(rig: Rig) -> tuple[str, Witness]:
     return job, witness
 
 
-def _release(rig: Rig, strike: Strike, job: str, witness: Witness) -> None:
+def release(rig: Rig, strike: Strike, job: str, witness: Witness) -> None:
     rig.wait_struck(strike)
     witness.release()
     _end(rig, strike, job, witness)
@@ -76,14 +76,14 @@ def _release(rig: Rig, strike: Strike, job: str, witness: Witness) -> None:
 
 def while_running(rig: Rig, strike: Strike) -> None:
     """What the processes write from time to time while a job runs."""
-    job, witness = _start(rig)
+    job, witness = start(rig)
     rig.strike(strike)
-    _release(rig, strike, job, witness)
+    release(rig, strike, job, witness)
 
 
 def stop(rig: Rig, strike: Strike) -> None:
     """A running job is stopped and heeds its signal."""
-    job, witness = _start(rig)
+    job, witness = start(rig)
     rig.strike(strike)
     rig.stop(job)
     assert rig.converge(job, witness, "stopped", exit_code=143, reason="stopped") == 1
@@ -112,7 +112,7 @@ def stop_too_late(rig: Rig, strike: Strike) -> None:
 
     The Node's report of the end would be there first, and settle the Stop: the database keeps it waiting.
     """
-    job, witness = _start(rig)
+    job, witness = start(rig)
     rig.kill("gateway")
     witness.release()
     rig.wait(f"the container of {job} to go", lambda: (None if rig.system.containers(job) else True, rig.system.containers(job)))
@@ -144,7 +144,7 @@ def retry(rig: Rig, strike: Strike) -> None:
 
 def declare_lost(rig: Rig, strike: Strike) -> None:
     """P-11: an operator ends a member by his word while its daemon is dead. It still runs; the daemon returns and is told."""
-    job, witness = _start(rig)
+    job, witness = start(rig)
     [member] = rig.job(job)["attempts"][0]["members"]
     rig.kill("node")
 
@@ -185,31 +185,31 @@ def waiting(rig: Rig, strike: Strike) -> None:
 
 def node_restarts(rig: Rig, strike: Strike) -> None:
     """The daemon leaves and comes back while a job runs."""
-    job, witness = _start(rig)
+    job, witness = start(rig)
     rig.strike(strike)
     rig.take_down("node")
     rig.bring_up("node")
-    _release(rig, strike, job, witness)
+    release(rig, strike, job, witness)
 
 
 def journal_of_an_older_node(rig: Rig, strike: Strike) -> None:
     """The daemon is replaced by a newer one while a job runs."""
-    job, witness = _start(rig)
+    job, witness = start(rig)
     rig.strike(strike)
     rig.take_down("node")
     rig.sql_journal("DROP TABLE hold")
     rig.sql_journal("UPDATE meta SET schema_version = 1")
     rig.bring_up("node")
-    _release(rig, strike, job, witness)
+    release(rig, strike, job, witness)
 
 
 def gateway_restarts(rig: Rig, strike: Strike) -> None:
     """The gateway leaves and comes back while a job runs."""
-    job, witness = _start(rig)
+    job, witness = start(rig)
     rig.strike(strike)
     rig.take_down("gateway")
     rig.bring_up("gateway")
-    _release(rig, strike, job, witness)
+    release(rig, strike, job, witness)
 
 
 def stop_stranger(rig: Rig, strike: Strike) -> None:
@@ -231,7 +231,7 @@ def stop_stranger(rig: Rig, strike: Strike) -> None:
 
 def database_went_back(rig: Rig, strike: Strike) -> None:
     """P-07: the session's epoch is that of a restored database. What runs goes on; an operator accepts, and all is as before."""
-    job, witness = _start(rig)
+    job, witness = start(rig)
     rig.strike(strike)
     rig.take_down("gateway")
     rig.sql("DELETE FROM session")
@@ -240,12 +240,12 @@ def database_went_back(rig: Rig, strike: Strike) -> None:
     assert not witness.signals()
     rig.ask_gone(lambda: rig.system.client.post(f"/api/nodes/{node}/accept-epoch", {"hold": hold}))
     rig.wait_ready()
-    _release(rig, strike, job, witness)
+    release(rig, strike, job, witness)
 
 
 def journal_reverts(rig: Rig, strike: Strike) -> None:
     """P-12: the journal of a running member comes back from an older copy; the report tells, whatever the Hello said."""
-    job, witness = _start(rig)
+    job, witness = start(rig)
     rig.wait_acknowledged(job)
     rig.strike(strike)
     rig.take_down("node")
@@ -265,14 +265,14 @@ def journal_reverts(rig: Rig, strike: Strike) -> None:
 
 def runtime_hangs(rig: Rig, strike: Strike) -> None:
     """The container runtime does not answer for a while: the inventory goes stale, the session stays."""
-    job, witness = _start(rig)
+    job, witness = start(rig)
     rig.strike(strike)
     rig.system.podman.pause()
     try:
         rig.wait_struck(strike)
     finally:
         rig.system.podman.resume()
-    _release(rig, strike, job, witness)
+    release(rig, strike, job, witness)
 
 
 def forget(rig: Rig, strike: Strike) -> None:

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from tuneplane.domain.faultpoint import FAULT_POINTS
 
-from . import fleet_scenarios, scenarios
+from . import card_scenarios, fleet_scenarios, scenarios
 from .rig import Strike
 from .scenarios import Scenario
 
@@ -48,6 +48,8 @@ REACH: dict[str, Reach] = {
     "storage.revoke_join_token": Reach(scenarios.revoke_join_token),
     "storage.set_node_state": Reach(scenarios.set_node_state),
     "storage.accept_epoch": Reach(scenarios.database_went_back),
+    "storage.set_card_cordon": Reach(card_scenarios.cordon_card),
+    "storage.accept_cards": Reach(card_scenarios.swap_cards),
     "storage.stop_stranger": Reach(scenarios.stop_stranger),
     "storage.delete_node": Reach(scenarios.delete_node),
     "storage.submit": Reach(scenarios.launch),
@@ -57,6 +59,7 @@ REACH: dict[str, Reach] = {
     # enrolment
     "storage.join": Reach(scenarios.join),
     "node.join.write": Reach(scenarios.join, "join"),
+    "node.cards.write": Reach(card_scenarios.swap_cards),  # at first sight; the acceptance is another pass of the same write
     "node.identity.write": Reach(scenarios.join, "join"),
     "node.journal.create": Reach(scenarios.join),
     # the gateway

@@ -208,6 +208,8 @@ def test_cards_are_given_by_uuid_and_nobody_else_gets_any() -> None:
     docker, podman = docker_body(full_spec(gpu_uuids=("GPU-a", "GPU-b"))), libpod_body(full_spec(gpu_uuids=("GPU-a",)))
     assert docker["HostConfig"]["DeviceRequests"][0]["DeviceIDs"] == ["GPU-a", "GPU-b"]
     assert podman["devices"] == [{"path": "nvidia.com/gpu=GPU-a"}]
+    part = libpod_body(full_spec(gpu_uuids=("MIG-c7384736-a75d-5afc-978f-d2f1294409fd",)))  # L-D2, L-D6: explicit CDI names
+    assert part["devices"] == [{"path": "nvidia.com/gpu=MIG-c7384736-a75d-5afc-978f-d2f1294409fd"}]
     assert podman["env"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "NVIDIA_VISIBLE_DEVICES=void" in docker_body(full_spec())["Env"]
 

@@ -17,6 +17,8 @@ from tuneplane.domain.node_ports import Cards, ContainerSpec, ContainerState, En
 from tuneplane.domain.timings import Timings
 from tuneplane.nodeside.address import Reach
 from tuneplane.nodeside.board import Board
+from tuneplane.nodeside.card_desk import CardDesk, CardReader
+from tuneplane.nodeside.core import NodeCore
 from tuneplane.nodeside.inventory_actor import InventoryActor
 from tuneplane.nodeside.strangers import find_strangers
 from tuneplane.wire.node_codec import decode_node_frame, encode_node_frame
@@ -44,13 +46,17 @@ async def no_cards() -> Cards:
     return Cards()
 
 
+def desk(core: NodeCore, read_cards: CardReader) -> CardDesk:
+    return CardDesk(read_cards, Budgets(), core.state_dir, core.machine, core.disk)
+
+
 async def test_stranger_keeps_its_card_while_the_runtime_does_not_list(tmp_path: Path) -> None:
     """P-07: silence is no proof that the card is free; and before the first list a Node says that it does not know."""
     engine = MuteEngine(mute=True)
     await engine.start(await engine.create(ContainerSpec(name="stranger", image="any", command=("x",), labels=LABELS)))
     board = Board()
     async with open_node_on(tmp_path / "state", engine) as node:
-        actor = InventoryActor(node.core, board, Budgets(), "", no_cards, Reach("", ""))
+        actor = InventoryActor(node.core, board, Budgets(), "", desk(node.core, no_cards), Reach("", ""))
         tree = SupervisorSpec(name="root", children=(ChildSpec(name="inventory", factory=lambda: actor),))
         async with open_system("test", tree):
             assert any("listing took too long" in problem for problem in (await _next_look(board)).problems)
@@ -76,7 +82,7 @@ async def test_alarm_that_is_raised_during_a_look_is_told_by_another_one_at_once
 
     seldom = evolve(Timings(), inventory_confirm=3600.0)
     async with open_node_on(tmp_path / "state", PlayEngine(), timings=seldom) as node:
-        actor = InventoryActor(node.core, board, Budgets(), "", alarming, Reach("", ""))
+        actor = InventoryActor(node.core, board, Budgets(), "", desk(node.core, alarming), Reach("", ""))
         tree = SupervisorSpec(name="root", children=(ChildSpec(name="inventory", factory=lambda: actor),))
         async with open_system("test", tree):
             with trio.fail_after(WAIT_SECONDS):

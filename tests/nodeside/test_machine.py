@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from tuneplane.domain.node_ports import Cards, EngineDown, EngineInfo, NetworkHi
 from tuneplane.domain.timings import Timings
 from tuneplane.nodeside import storage_probe
 from tuneplane.nodeside.address import Reach, find_address, reach_of, route_address
+from tuneplane.nodeside.card_desk import look_once
 from tuneplane.nodeside.cards import read_cards
 from tuneplane.nodeside.config import NodeConfig, prepare_state_dir
 from tuneplane.nodeside.files import write_durably
-from tuneplane.nodeside.inventory import card_problems, survey
+from tuneplane.nodeside.inventory import survey
 from tuneplane.nodeside.locks import hold_runtime, hold_state_dir
 from tuneplane.nodeside.machine import LinuxMachine
 from tuneplane.nodeside.session import Patience
@@ -73,14 +75,15 @@ async def look(cards: Cards = Cards(), **changes: Any) -> Any:  # noqa: B008 - f
     async def read() -> Cards:
         return cards
 
+    budgets = changes.get("budgets", Budgets(cpu_millis=1000, memory_bytes=1000, gpu_indexes=()))
     values = {
-        "budgets": Budgets(cpu_millis=1000, memory_bytes=1000, gpu_indexes=()),
+        "budgets": budgets,
         "storage_root": "",
         "mark": "t",
         "engine": StandingEngine(),
         "network": StandingNetwork(),
         "reach": Reach("host-a", "gateway"),
-        "read_cards": read,
+        "look_at_cards": partial(look_once, read, budgets),
     }
     return await survey(**{**values, **changes})
 
@@ -165,13 +168,13 @@ async def test_survey_names_unset_budgets_a_silent_runtime_and_others_alarms() -
     assert found.inventory.runtime == ""
 
 
-def test_cards_granted_without_a_runtime_for_them_or_missing_or_silent_are_problems() -> None:
-    """R-ENR-12, L-D4, L-D8."""
-    budgets = Budgets(gpu_indexes=(0, 1))
-    assert "Container Toolkit" in " ".join(card_problems(budgets, Cards(gpus=(CARD,)), gpu_runtime=False))
-    assert "missing: 1" in " ".join(card_problems(budgets, Cards(gpus=(CARD,)), gpu_runtime=True))
-    assert "driver" in " ".join(card_problems(budgets, Cards(problem="the GPU driver is stuck"), gpu_runtime=True))
-    assert card_problems(Budgets(gpu_indexes=()), Cards(), gpu_runtime=False) == ()
+async def test_cards_granted_without_a_runtime_for_them_or_of_a_silent_driver_are_problems() -> None:
+    """R-ENR-12, L-D4: no driver's answer is not no cards."""
+    budgets = Budgets(cpu_millis=1, memory_bytes=1, gpu_indexes=(0,))
+    assert "Container Toolkit" in " ".join((await look(Cards(gpus=(CARD,)), budgets=budgets)).inventory.problems)
+    mute = (await look(Cards(problem="the GPU driver is stuck"), budgets=budgets, engine=StandingEngine(gpu=True))).inventory
+    assert (mute.problems, mute.cards_known) == (("the GPU driver is stuck",), False)
+    assert (await look(Cards(problem="stuck"))).inventory.problems == ()  # a CPU-only Node needs none
 
 
 async def test_cards_of_a_machine_without_a_driver_are_none() -> None:

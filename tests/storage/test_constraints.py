@@ -52,6 +52,20 @@ VIOLATIONS = {
     "a grant of a held card withdrawn": ("DELETE FROM gpu_grant WHERE gpu_uuid = 'GPU-a'", "gpu_hold_grant"),
     "an index bound to two cards": ("INSERT INTO gpu_grant VALUES ('n1', 0, 'GPU-x', true)", "gpu_grant_index"),
     "a card bound to two indexes": ("INSERT INTO gpu_grant VALUES ('n1', 5, 'GPU-a', true)", "gpu_grant_card"),
+    "an index that is another card's now, without the word of an operator": (
+        "UPDATE gpu_grant SET idx = 7 WHERE gpu_uuid = 'GPU-b'",
+        "gpu_grant_index_fixed",
+    ),
+    "a cordoned card held": (
+        ON_N1 + "INSERT INTO card_cordon VALUES ('n1', 'GPU-b', 'operator', 'noise', now());"
+        " INSERT INTO gpu_hold VALUES ('GPU-b', 'job-b-1-0', 'n1')",
+        "gpu_hold_granted",
+    ),
+    "a cordon of a card that is not the Node's": (
+        "INSERT INTO card_cordon VALUES ('n1', 'GPU-x', 'operator', 'noise', now())",
+        "card_cordon_grant",
+    ),
+    "a cordon of nobody's": ("INSERT INTO card_cordon VALUES ('n1', 'GPU-b', 'me', 'noise', now())", "card_cordon_owner_check"),
     "an index rebound": ("UPDATE gpu_grant SET gpu_uuid = 'GPU-x' WHERE gpu_uuid = 'GPU-b'", "gpu_grant_uuid_fixed"),
     # ports
     "one port, two holders": (ON_N1 + "INSERT INTO port_hold VALUES ('n1', 20000, 'job-b-1-0')", "port_hold_pkey"),

@@ -16,8 +16,9 @@ from tests.web.support import PASSWORD, Running, job_spec, make_app, now, open_s
 from tests.web.world import INVENTORY, connect_node, drive, join_body, look, place_job
 from tuneplane import __version__
 from tuneplane.domain import codec
+from tuneplane.domain.card_grants import change_id, sight_of
 from tuneplane.domain.ids import FleetId, JobId, NodeId
-from tuneplane.domain.inventory import EpochHold, Stranger
+from tuneplane.domain.inventory import Budgets, EpochHold, Gpu, Stranger
 from tuneplane.domain.launch_table import MemberPhase
 from tuneplane.web import openapi
 from tuneplane.web.routes import API_ROUTES, ROUTES
@@ -118,10 +119,22 @@ async def test_every_documented_route_answers_as_documented(database: str, tmp_p
         held = EpochHold(id="hold-1", known_epoch=9, told_epoch=1, since=START)
         await connect_node(running, FleetId("lab"), node, evolve(INVENTORY, hold=held, problems=(str(held),)))
         assert (await http.post(f"/api/nodes/{node}/accept-epoch", json={"hold": "hold-1"})).status_code == 200
+        await _cordon_and_accept_cards(running, http, node)
         assert (await http.delete(f"/api/nodes/{node}")).status_code == 204
         assert (await http.delete("/api/fleets/lab")).status_code == 204
     done = {(method, path) for method, path, status in running.documented.seen if status < 300}
     assert done == {(method.upper(), path) for path, operations in DOCUMENT["paths"].items() for method in operations}
+
+
+async def _cordon_and_accept_cards(running: Running, http: httpx.AsyncClient, node: NodeId) -> None:
+    """L-D1, L-D13: two cards, one put aside; then they have changed places."""
+    two = evolve(INVENTORY, budgets=Budgets(cpu_millis=1, memory_bytes=1, gpu_indexes=(0, 1)))
+    cards = [Gpu(index=0, uuid="GPU-a", name="H100", memory_bytes=1), Gpu(index=1, uuid="GPU-b", name="H100", memory_bytes=1)]
+    await connect_node(running, FleetId("lab"), node, evolve(two, gpus=tuple(cards)))
+    assert (await http.patch(f"/api/nodes/{node}/cards/GPU-a", json={"cordoned": True, "reason": "hot"})).status_code == 200
+    swapped = evolve(two, gpus=tuple(evolve(card, index=1 - card.index) for card in cards))
+    await connect_node(running, FleetId("lab"), node, swapped)
+    assert (await http.post(f"/api/nodes/{node}/accept-cards", json={"change": change_id(sight_of(swapped))})).status_code == 200
 
 
 async def _lose_and_retry(running: Running, http: httpx.AsyncClient, node: NodeId, epoch: int) -> None:

@@ -162,14 +162,15 @@ def join_token(name: str, as_json: bool) -> None:
 
 @click.command()
 @click.option("--fleet", help="Only the Nodes of this Fleet.")
+@click.option("--cards", is_flag=True, help="Also each card: who has it, and what keeps new work off it.")
 @json_option
 @failing_politely
-def nodes(fleet: str | None, as_json: bool) -> None:
+def nodes(fleet: str | None, cards: bool, as_json: bool) -> None:
     """List Nodes: control connection, scheduling state, capacity, and why one is not ready."""
     with open_client() as client:
         names = [fleet] if fleet else [item["id"] for item in client.list_all("/api/fleets") if item["kind"] == "node"]
         items = [node for name in names for node in client.list_all(f"/api/fleets/{name}/nodes")]
-    show(as_json, items, lambda out: out.print(tables.nodes_table(items)))
+    show(as_json, items, lambda out: out.print(tables.nodes_table(items), *([tables.cards_table(items)] if cards else [])))
 
 
 @click.command()

@@ -4,6 +4,7 @@
 N-th pass since it was armed. The first line is armed. When it strikes, the line first moves, synced, to ``path.struck``:
 a restarted process goes on with the next one, and a test sees what was reached. The file is read at every pass, so that
 a running process can be armed. ``TUNEPLANE_FAULT_SEEN=path`` also appends every point passed.
+``TUNEPLANE_NODE_CARDS_FILE=path`` gives a Node daemon the cards that a file describes, instead of its driver's.
 All are ignored unless ``TUNEPLANE_FAULT_TESTING=1``.
 """
 
@@ -18,6 +19,8 @@ from pathlib import Path
 from attrs import define, field, frozen
 
 from tuneplane.domain.faultpoint import FAULT_POINTS, AnswerLost, install_fault_hook
+from tuneplane.nodeside.card_desk import CardReader
+from tuneplane.nodeside.cards import read_cards, recorded_cards
 
 from .settings import WrongSetting
 
@@ -34,6 +37,12 @@ def install_fault_hook_from(environ: Mapping[str, str]) -> None:
     hook = _Hook(Path(plan) if plan else None, os.open(seen, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if seen else None)
     hook.read_plan()
     install_fault_hook(hook.passed)
+
+
+def card_reader_from(environ: Mapping[str, str]) -> CardReader:
+    """The machine's own cards, or those that a test declares."""
+    path = environ.get("TUNEPLANE_NODE_CARDS_FILE", "") if environ.get("TUNEPLANE_FAULT_TESTING") == "1" else ""
+    return recorded_cards(Path(path)) if path else read_cards
 
 
 @frozen

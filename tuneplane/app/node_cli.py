@@ -31,7 +31,7 @@ from tuneplane.nodeside.journal import look_for_hold
 from tuneplane.nodeside.locks import hold_state_dir
 from tuneplane.nodeside.precedence import take_precedence
 
-from .faults import install_fault_hook_from
+from .faults import card_reader_from, install_fault_hook_from
 from .process import Stopping, run_process, run_system
 from .settings import NodeSettings, WrongSetting, read_node_settings
 
@@ -65,6 +65,7 @@ def node_config(settings: NodeSettings) -> NodeConfig:
             cpu_millis=None if settings.cpus is None else round(settings.cpus * 1000),
             memory_bytes=None if settings.memory_gb is None else round(settings.memory_gb * GB),
             gpu_indexes=settings.gpu_ids,
+            gpu_uuids=settings.gpu_uuids,
             port_first=settings.ports[0],
             port_last=settings.ports[1],
             staging_bytes=round(settings.staging_capacity_gb * GB),
@@ -116,7 +117,7 @@ def _given(value: str | None, variable: str, option: str) -> str:
 
 async def _join(order: JoinOrder, config: NodeConfig) -> None:
     prepare_state_dir(config)
-    joined = await join_fleet(order, config.state_dir, await look_at_machine(config))
+    joined = await join_fleet(order, config.state_dir, await look_at_machine(config, cards=card_reader_from(os.environ)))
     click.echo(f"joined Fleet {joined.identity.fleet} as {joined.identity.node}, address {joined.identity.address}")
     click.echo(f"gateway {joined.identity.gateway_target}; now run: tuneplane-node serve")
     for warning in joined.warnings:
@@ -138,7 +139,7 @@ def serve(target: str | None) -> None:
 async def _serve(config: NodeConfig, stopping: Stopping) -> None:
     for refused in take_precedence():
         log.info("this daemon was not given %s; a busy machine may slow it down", refused)
-    async with open_bridge(), open_node(config) as tree:
+    async with open_bridge(), open_node(config, cards=card_reader_from(os.environ)) as tree:
         await run_system("node", tree, stopping)
 
 

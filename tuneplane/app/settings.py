@@ -20,6 +20,8 @@ from attrs import field, frozen
 from tuneplane.domain.errors import TuneplaneError
 from tuneplane.domain.timings import PRODUCTION, Timings
 
+from .machine_settings import gpu_indexes, gpu_uuids, port_range, runtime_name
+
 T = TypeVar("T")
 
 DEFAULT_DATA_DIR = ".tuneplane-data"
@@ -117,7 +119,8 @@ class NodeSettings:
     enrollment_trust_bundle: Path | None
     cpus: float | None
     memory_gb: float | None
-    gpu_ids: tuple[int, ...] | None  # () declares a CPU-only Node (R-ENR-09)
+    gpu_ids: tuple[int, ...] | None  # () declares a CPU-only Node (R-ENR-09), or one whose cards are granted by UUID
+    gpu_uuids: tuple[str, ...]
     ports: tuple[int, int]
     staging_capacity_gb: float
     runtime: str  # "docker", "podman" or "" = find
@@ -176,10 +179,11 @@ def read_node_settings(environ: Mapping[str, str] | None = None, *, env_file: Pa
         enrollment_trust_bundle=_trust_bundle(values, "TUNEPLANE_NODE_ENROLLMENT_TRUST_BUNDLE"),
         cpus=_read(values, "TUNEPLANE_NODE_CPUS", _positive),
         memory_gb=_read(values, "TUNEPLANE_NODE_MEMORY_GB", _positive),
-        gpu_ids=_gpu_ids(values, "TUNEPLANE_NODE_GPU_IDS"),
-        ports=_read(values, "TUNEPLANE_NODE_PORT_RANGE", _port_range) or (20000, 20999),
+        gpu_ids=_gpus(values, gpu_indexes),
+        gpu_uuids=_gpus(values, gpu_uuids),
+        ports=_read(values, "TUNEPLANE_NODE_PORT_RANGE", port_range) or (20000, 20999),
         staging_capacity_gb=_or(_read(values, "TUNEPLANE_NODE_STAGING_CAPACITY_GB", _not_negative), 0.0),
-        runtime=_read(values, "TUNEPLANE_NODE_RUNTIME", _runtime) or "",
+        runtime=_read(values, "TUNEPLANE_NODE_RUNTIME", runtime_name) or "",
         runtime_socket=_absolute(values, "TUNEPLANE_NODE_RUNTIME_SOCKET"),
         address=_read(values, "TUNEPLANE_NODE_ADDRESS", _host),
         storage_root=_absolute(values, "TUNEPLANE_STORAGE_ROOT"),
@@ -359,27 +363,11 @@ def _not_negative(text: str) -> float:
     return number
 
 
-def _gpu_ids(values: Mapping[str, str], variable: str) -> tuple[int, ...] | None:
-    """Unset: None, not declared. Empty: (), a CPU-only Node (R-ENR-09)."""
-    if variable not in values:
-        return None
-    words = [word.strip() for word in values[variable].split(",") if word.strip()]
-    if not all(word.isascii() and word.isdigit() for word in words) or len(set(words)) != len(words):
-        raise WrongSetting(variable, "must be different GPU indexes such as 0,1,2, or empty for a CPU-only Node")
-    return tuple(int(word) for word in words)
-
-
-def _port_range(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
-    if match is None or not 1024 <= int(match[1]) <= int(match[2]) <= 65535:
-        raise ValueError("must look like 20000-20999, within 1024-65535")
-    return int(match[1]), int(match[2])
-
-
-def _runtime(text: str) -> str:
-    if text not in ("docker", "podman"):
-        raise ValueError("must be docker, podman or empty")
-    return text
+def _gpus(values: Mapping[str, str], read: Callable[[str | None], T]) -> T:
+    try:
+        return read(values.get("TUNEPLANE_NODE_GPU_IDS"))
+    except ValueError as error:
+        raise WrongSetting("TUNEPLANE_NODE_GPU_IDS", str(error)) from None
 
 
 def _insecure_registries(values: Mapping[str, str]) -> frozenset[str]:

@@ -36,10 +36,28 @@ def nodes_table(nodes: list[Row]) -> Table:
             node["scheduling"]["state"],
             _share(capacity, "cpu_millis", 1000.0, ""),
             _share(capacity, "memory_bytes", 1e9, " GB"),
-            _share(capacity, "gpus", 1.0, ""),
+            _gpus(node),
             _ready(node),
         )
     return table
+
+
+def cards_table(nodes: list[Row]) -> Table:
+    """The cards of the Nodes' budgets: who has each, and who keeps it aside and why (L-D13)."""
+    table = _table("NODE", "INDEX", "CARD", "NAME", "SERIES", "MEMBER", "ASIDE")
+    for node in nodes:
+        for card in node.get("cards") or []:
+            aside = [f"{one['owner']}: {one['reason']}" for one in card["cordons"]]
+            aside += ["" if card["granted"] else "not granted", "held by a stranger" if card["occupied"] else ""]
+            why = Text("; ".join(filter(None, aside)), "yellow")
+            index = "–" if card["index"] is None else str(card["index"])
+            table.add_row(node["id"], index, card["uuid"], card["name"] or "–", card["series"] or "–", card["member"] or "–", why)
+    return table
+
+
+def _gpus(node: Row) -> str:
+    aside = sum(bool(card["granted"] and card["cordons"]) for card in node.get("cards") or [])
+    return _share(node.get("capacity") or {}, "gpus", 1.0, "") + (f", {aside} aside" if aside else "")
 
 
 def _ready(node: Row) -> Text:

@@ -14,6 +14,7 @@ from tuneplane.domain.timings import Timings
 
 from .api_accounts import COMMAND_LINE, Accounts, Credentials, FirstAdministrator, NewToken, TokenDraft
 from .api_base import Base, Clock, Entropy, may_see
+from .api_cards import CardAcceptance, CardPatch, Cards
 from .api_fleets import FleetAnswer, FleetDraft, FleetPatch, Fleets, JoinTokenAnswer, NewJoinToken, answer_fleet
 from .api_hardware import Hardware, SeriesAnswer, SeriesDraft
 from .api_jobs import Jobs, Preview
@@ -36,6 +37,8 @@ __all__ = [
     "COMMAND_LINE",
     "Accounts",
     "Base",
+    "CardAcceptance",
+    "CardPatch",
     "Clock",
     "ControlApi",
     "Credentials",
@@ -86,6 +89,7 @@ class ControlApi:
     fleets: Fleets
     hardware: Hardware
     nodes: Nodes
+    cards: Cards
     jobs: Jobs
     logs: Logs
 
@@ -107,11 +111,13 @@ def make_control_api(
     ``storage_root`` is where Nodes archive logs unless their Fleet names another (R-ENR-11), "" when nowhere."""
     fleets = Fleets(storage=storage, clock=clock, entropy=entropy, public_url=public_url.rstrip("/"))
     jobs = Jobs(storage=storage, clock=clock, entropy=entropy, fleets=fleets, images=images, timings=timings)
+    nodes = Nodes(storage=storage, clock=clock, entropy=entropy, fleets=fleets, gateway=gateway)
     return ControlApi(
         accounts=Accounts(storage=storage, clock=clock, entropy=entropy),
         fleets=fleets,
         hardware=Hardware(storage=storage, clock=clock, entropy=entropy),
-        nodes=Nodes(storage=storage, clock=clock, entropy=entropy, fleets=fleets, gateway=gateway),
+        nodes=nodes,
+        cards=Cards(storage=storage, clock=clock, entropy=entropy, nodes=nodes),
         jobs=jobs,
         logs=Logs(jobs=jobs, reader=log_reader, archive=archive, storage_root=storage_root),
     )

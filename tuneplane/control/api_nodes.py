@@ -25,12 +25,12 @@ from tuneplane.domain.text import plain, plain_tree
 
 from .api_base import Base, log, require_admin
 from .api_fleets import Fleets
+from .card_answers import CardAnswer, card_answers, check_cards
 
 CREDENTIAL_LIFE = timedelta(days=30)  # R-CRD-01
 JOIN_KEY = re.compile(r"^[A-Za-z0-9_=+/-]{16,200}$")
 HOST_NAME = re.compile(r"^(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*$")
 MOST_SECRET = 200  # characters of a Join Token as sent: ours have 47
-MOST_GPUS = 64  # cards in one machine; the JobSpec's own bound for gpus_per_node
 MOST_PROBLEMS = 64  # a machine has a handful
 MOST_INTERFACES = 256  # as many as a frame of the session may carry
 MOST_TEXT = 1024  # characters of any text in an inventory
@@ -105,6 +105,7 @@ class NodeAnswer:
     card_series: dict[str, SeriesId]  # by the card's UUID (R-ENR-06)
     unknown_cards: tuple[str, ...]  # names that the hardware registry does not have: no job that pins a series gets these
     capacity: Capacity | None
+    cards: tuple[CardAnswer, ...]  # of its GPU budget
     members: tuple[str, ...]
     violations: tuple[str, ...]  # what had ended and is reported alive all the same; it is being stopped
     ready: Readiness
@@ -286,6 +287,7 @@ def answer_node(node: Node, fleet: Fleet, now: datetime) -> NodeAnswer:
         card_series=node.card_series,
         unknown_cards=unknown_cards_of(node),
         capacity=node.capacity,
+        cards=card_answers(node),
         members=node.members,
         violations=node.violations,
         ready=readiness(node, fleet, now),
@@ -340,12 +342,11 @@ def _check_address(address: str) -> None:
 
 
 def _check_inventory(inventory: Inventory) -> None:
+    check_cards(inventory)
     texts = (inventory.hostname, inventory.node_version, inventory.driver_version, inventory.runtime, inventory.storage_root)
     cards = [text for gpu in inventory.gpus for text in (gpu.uuid, gpu.name)]
     if any(len(text) > MOST_TEXT for text in (*texts, *cards, *inventory.problems)):
         raise InvalidInput("inventory", f"a text in it has more than {MOST_TEXT} characters")
-    if len(inventory.gpus) > MOST_GPUS:
-        raise InvalidInput("inventory.gpus", f"at most {MOST_GPUS}")
     _check_network(inventory)
     if inventory.strangers or inventory.hold is not None:
         raise InvalidInput("inventory", "a machine that joins has no journal yet: strangers and holds are told in a session")
@@ -353,9 +354,6 @@ def _check_inventory(inventory: Inventory) -> None:
         raise InvalidInput("inventory.problems", f"at most {MOST_PROBLEMS}")
     if inventory.cpu_count < 1 or inventory.memory_bytes < 1:
         raise InvalidInput("inventory", "cpu_count and memory_bytes must be above 0")
-    for what in ("uuid", "index"):
-        if len({getattr(gpu, what) for gpu in inventory.gpus}) != len(inventory.gpus):
-            raise InvalidInput("inventory.gpus", f"two cards have the same {what}")
 
 
 def _check_network(inventory: Inventory) -> None:

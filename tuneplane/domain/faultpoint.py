@@ -42,6 +42,8 @@ FAULT_POINTS: dict[str, str] = {
     "storage.join": "api: a Node, its credential's hash and the use of its Join Token",
     "storage.set_node_state": "api: what an operator wants of a Node",
     "storage.accept_epoch": "api: an operator's acceptance of a Node's hold",
+    "storage.set_card_cordon": "api: an operator's cordon of one card, or its end",
+    "storage.accept_cards": "api: an operator's acceptance of a Node's cards as they are now",
     "storage.stop_stranger": "api: an operator's stop of a stranger",
     "storage.delete_node": "api: the end of a Node, its credentials, session and holds",
     "storage.submit": "api: a queued job",
@@ -98,6 +100,7 @@ FAULT_POINTS: dict[str, str] = {
     "node.logs.finish": "node: that a member's log is complete",
     "node.logs.archive": "node: a member's log, archived below the storage root",
     "node.logs.delete": "node: the end of a member's log",
+    "node.cards.write": "node: which cards its indexes meant, and what is wrong with which",
     "node.identity.write": "node: the Node's identity and credential",
     "node.join.write": "node: the join key and the ordinal of the next try, before it is sent",
 }

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 from attrs import Factory, frozen
 
+from .card_health import CardHealth, KernelLine
 from .errors import TuneplaneError
 from .inventory import Gpu, Interface
 
@@ -228,6 +229,8 @@ class Cards:
     gpus: tuple[Gpu, ...] = ()
     driver_version: str = ""
     problem: str = ""
+    health: tuple[CardHealth, ...] = ()  # of the cards that the driver named
+    messages: tuple[KernelLine, ...] = ()  # of the GPU driver, in the kernel's log of this boot
 
 
 class Runner(Protocol):

@@ -179,6 +179,15 @@ class NodeStore(Protocol):
         closed, and the next Welcome says so. Its audit line is of the same unit (P-09). NotFound; Refused ``no-such-hold``
         unless its inventory has a hold of that id."""
 
+    async def set_card_cordon(self, node: NodeId, card: str, reason: str | None, by: UserName, now: datetime) -> Node:
+        """Keep new work off one card, with a reason, or (None) let it come again; the health table's cordon stays (L-D13).
+        What runs on it goes on. Its audit line is of the same unit. NotFound (Node, or a card that its budget never named)."""
+
+    async def accept_cards(self, node: NodeId, change: str, by: UserName, now: datetime) -> Node:
+        """Bind the indexes of the budget to the cards that the newest inventory shows at them (L-D1), and close the Node's
+        session: the next Welcome says so. Its audit line is of the same unit. NotFound; Refused ``no-such-change`` unless
+        ``change`` names just these cards, and one of them is not what was bound."""
+
     async def stop_stranger(self, node: NodeId, container: str, member: MemberId, by: UserName, now: datetime) -> Node:
         """Persist an operator's Stop of a stranger and its audit line; repeated after a refusal, it is sent again. NotFound; Refused
         ``no-such-stranger`` unless the Node's inventory has one of this container and member (P-07)."""

@@ -15,6 +15,7 @@ class Board:
     survey: Survey | None = None
     seen_at: float = 0.0  # of the Trio clock
     session_alarm: str = ""
+    accepted_cards: str = ""  # the change of cards that an operator has accepted, of the newest Welcome (L-D1)
     _changed: trio.Event = field(factory=trio.Event)
     _asked: trio.Event = field(factory=trio.Event)
 
@@ -28,6 +29,12 @@ class Board:
         """Shown as a problem of the inventory from the next look on; "" lifts it."""
         if text != self.session_alarm:
             self.session_alarm = text
+            self.look_again()
+
+    def accept_cards(self, change: str) -> None:
+        """Believed from the next look on, if the cards are still these."""
+        if change != self.accepted_cards:
+            self.accepted_cards = change
             self.look_again()
 
     def look_again(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 
 from tuneplane.actors import Backoff, Budget, ChildSpec, Strategy, SupervisorSpec
 from tuneplane.domain.errors import InvalidInput
@@ -15,12 +16,13 @@ from tuneplane.wire.tls import client_context
 
 from .address import reach_of
 from .board import Board
+from .card_desk import CardDesk, CardReader, look_once
 from .cards import read_cards
 from .config import NodeConfig, prepare_state_dir
 from .core import NodeCore
 from .engine import find_socket, open_engine
 from .identity import Identity, load_identity
-from .inventory import CardReader, survey
+from .inventory import survey
 from .inventory_actor import InventoryActor
 from .journal import open_journal
 from .locks import hold_runtime, hold_state_dir
@@ -81,6 +83,7 @@ def node_root(core: NodeCore, config: NodeConfig, dial: Dial, cards: CardReader 
     The steward starts again together with the members' pool (it holds the pool), the session with the steward.
     """
     board, reach = Board(), reach_of(dial.address, dial.target)
+    desk = CardDesk(cards, config.budgets, core.state_dir, core.machine, core.disk)
     return SupervisorSpec(
         name="node",
         strategy=Strategy.REST_FOR_ONE,
@@ -89,7 +92,7 @@ def node_root(core: NodeCore, config: NodeConfig, dial: Dial, cards: CardReader 
             ChildSpec(name="steward", factory=lambda: Steward(core), start_seconds=60.0),
             ChildSpec(
                 name="inventory",
-                factory=lambda: InventoryActor(core, board, config.budgets, config.storage_root, cards, reach),
+                factory=lambda: InventoryActor(core, board, config.budgets, config.storage_root, desk, reach),
             ),
             ChildSpec(name="session", factory=lambda: SessionActor(core, board, dial)),
         ),
@@ -125,6 +128,6 @@ async def look_at_machine(config: NodeConfig, *, cards: CardReader = read_cards)
             engine=engine,
             network=LinuxNetwork(socket),
             reach=reach_of(config.address, config.gateway),
-            read_cards=cards,
+            look_at_cards=partial(look_once, cards, config.budgets),
         )
     return found.inventory

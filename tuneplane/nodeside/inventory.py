@@ -11,17 +11,16 @@ from attrs import evolve, frozen
 from tuneplane.domain import codec
 from tuneplane.domain.inventory import Budgets, EpochHold, Interface, Inventory, Stranger
 from tuneplane.domain.node_member import Grants
-from tuneplane.domain.node_ports import Cards, Engine, EngineDown, EngineInfo, EngineRefused, EngineUnclear, Network, NetworkHidden
+from tuneplane.domain.node_ports import Engine, EngineDown, EngineInfo, EngineRefused, EngineUnclear, Network, NetworkHidden
 from tuneplane.wire.fields import INTERFACE_NAME
 
 from .address import Reach, route_address
+from .card_desk import CardSight
 from .machine import node_version
 from .storage_probe import StorageSight, probe_storage
 
 MAX_INTERFACES = 64  # with addresses of their own: more than any machine has, unless each container brings one
 MAX_ADDRESSES = 16  # of one interface: more than aliases of a card, less than kube-proxy gives its own (one a service)
-
-CardReader = Callable[[], Awaitable[Cards]]
 
 
 @frozen
@@ -41,7 +40,7 @@ async def survey(
     engine: Engine,
     network: Network,
     reach: Reach,
-    read_cards: CardReader,
+    look_at_cards: Callable[[], Awaitable[CardSight]],
     alarms: tuple[str, ...] = (),
     hold: EpochHold | None = None,
     strangers: tuple[Stranger, ...] = (),
@@ -49,14 +48,16 @@ async def survey(
     """Look once; bounded in time by its parts, raises nothing. ``mark`` names the probe file, ``alarms`` are others' problems."""
     info, engine_problem = await _ask_engine(engine)
     interfaces, network_problem = await _ask_network(network) if info is not None else ((), "")
-    cards = await read_cards()
+    sight_of_cards = await look_at_cards()
+    cards = sight_of_cards.cards
     sight = await probe_storage(storage_root, mark) if storage_root else StorageSight(False)
     gpu_runtime = info is not None and info.gpu_runtime
     problems = (
         *missing_budgets(budgets),
         *([engine_problem] if engine_problem else []),
         *([network_problem] if network_problem else []),
-        *card_problems(budgets, cards, gpu_runtime),
+        *sight_of_cards.problems,
+        *runtime_problems(budgets, info),
         *([sight.problem] if sight.problem else []),
         *alarms,
     )
@@ -75,11 +76,14 @@ async def survey(
         problems=problems,
         hold=hold,
         strangers=strangers,
+        cards_known=not cards.problem,
+        card_bindings=sight_of_cards.bindings,
+        card_faults=sight_of_cards.faults,
         interfaces=interfaces,
         route_address=await route_address(reach, network) if interfaces else "",
     )
     occupied = {uuid for one in strangers for uuid in one.gpu_uuids or ()}
-    granted = frozenset(card.uuid for card in cards.gpus if card.index in (budgets.gpu_indexes or ())) - occupied
+    granted = sight_of_cards.granted - occupied
     return Survey(
         inventory, Grants(budgets=budgets, gpu_uuids=granted, storage_root=storage_root), codec.digest(codec.canonical(inventory))
     )
@@ -117,16 +121,8 @@ def missing_budgets(budgets: Budgets) -> tuple[str, ...]:
     )
 
 
-def card_problems(budgets: Budgets, cards: Cards, gpu_runtime: bool) -> tuple[str, ...]:
-    """L-D4: a driver that does not answer is not a machine without cards; L-D8: fewer cards than granted are named."""
-    wanted = budgets.gpu_indexes or ()
-    if not wanted:
+def runtime_problems(budgets: Budgets, info: EngineInfo | None) -> tuple[str, ...]:
+    """R-ENR-12. Which cards are there, and whether they are those of the budget, is judged by domain/card_grants.py."""
+    if not (budgets.gpu_indexes or budgets.gpu_uuids) or (info is not None and info.gpu_runtime):
         return ()
-    problems = [cards.problem] if cards.problem else []
-    missing = sorted(set(wanted) - {card.index for card in cards.gpus})
-    if missing:
-        seen = f"{len(cards.gpus)} are visible"
-        problems.append(f"TUNEPLANE_NODE_GPU_IDS grants {len(wanted)} cards, {seen}; missing: {', '.join(map(str, missing))}")
-    if not gpu_runtime:
-        problems.append("GPUs are granted, but the container runtime offers none: install the NVIDIA Container Toolkit (or CDI)")
-    return tuple(problems)
+    return ("GPUs are granted, but the container runtime offers none: install the NVIDIA Container Toolkit (or CDI)",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import trio
@@ -13,8 +14,9 @@ from tuneplane.domain.node_ports import EngineDown, EngineRefused, EngineUnclear
 
 from .address import Reach
 from .board import Board
+from .card_desk import CardDesk
 from .core import NodeCore
-from .inventory import CardReader, survey
+from .inventory import survey
 from .strangers import find_strangers
 
 
@@ -27,7 +29,7 @@ class InventoryActor(Actor):
     board: Board
     budgets: Budgets
     storage_root: str
-    read_cards: CardReader
+    cards: CardDesk
     reach: Reach
     _strangers: tuple[Stranger, ...] | None = field(default=None, init=False)  # as last seen
 
@@ -49,7 +51,7 @@ class InventoryActor(Actor):
             engine=self.core.engine,
             network=self.core.network,
             reach=self.reach,
-            read_cards=self.read_cards,
+            look_at_cards=partial(self.cards.look, self.board.accepted_cards),
             alarms=alarms,
             hold=self.core.journal.hold,
             strangers=strangers,

@@ -159,6 +159,7 @@ class SessionActor(Actor):
             link.close("journal-failed", f"the session's epoch cannot be journalled: {error}")
             return
         self._raise_alarm()
+        self.board.accept_cards(link.welcome.accepted_cards)
         self._acknowledged.clear()
         self._link = link
         log.info("session %d with %s", link.welcome.session_epoch, link.peer)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from tuneplane.bridge.postgres import Connection, Row
+from tuneplane.bridge.postgres import Connection
 from tuneplane.domain.fleets import Delivery
 from tuneplane.domain.ids import NodeId
 from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.ports import Topic
 
+from .cards import write_cards
 from .database import Aggregate, clean, hold_epoch, poke, to_json
 from .nodes import set_cordon
 
@@ -53,7 +54,7 @@ async def write_inventory(connection: Connection, node: NodeId, inventory: Inven
     declared = budgets.gpu_indexes is not None
     await connection.execute(sql, node, budgets.cpu_millis, budgets.memory_bytes, budgets.staging_bytes, declared)
     await _set_storage_cordon(connection, node, _storage_reason(inventory, delivery), now)
-    await set_cordon(connection, node, "cards", await _grant(connection, node, inventory), now)
+    await write_cards(connection, node, inventory, now)
 
 
 def _storage_reason(inventory: Inventory, delivery: Delivery) -> str | None:
@@ -77,33 +78,3 @@ async def _set_storage_cordon(connection: Connection, node: NodeId, reason: str 
 def clears(now: datetime) -> str:
     """Why a storage cordon still stands while the root is seen."""
     return f"the storage root is seen again since {now:%Y-%m-%d %H:%M:%SZ}; work comes once it has stayed so for a while"
-
-
-async def _grant(connection: Connection, node: NodeId, inventory: Inventory) -> str | None:
-    """Bind the declared indexes to the cards seen. A binding is made once; a card that does not match is a reason."""
-    declared = set(inventory.budgets.gpu_indexes or ())
-    seen = {gpu.index: clean(gpu.uuid) for gpu in inventory.gpus if gpu.index in declared}
-    sql = "INSERT INTO gpu_grant (node_id, idx, gpu_uuid, granted) VALUES ($1, $2, $3, false) ON CONFLICT DO NOTHING"
-    await connection.executemany(sql, [(node, index, uuid) for index, uuid in sorted(seen.items())])
-    sql = "SELECT idx, gpu_uuid, granted, occupied FROM gpu_grant WHERE node_id = $1 ORDER BY idx FOR NO KEY UPDATE"
-    rows = await connection.fetch(sql, node)
-    bound = {row["idx"]: row["gpu_uuid"] for row in rows}
-    await _set_granted(connection, node, rows, seen)
-    await _set_occupied(connection, node, rows, inventory)
-    wrong = [
-        f"index {index} is card {uuid}, was {bound.get(index, 'another index')}"
-        for index, uuid in sorted(seen.items())
-        if bound.get(index) != uuid
-    ]
-    return f"the cards changed: {'; '.join(wrong)}" if wrong else None
-
-
-async def _set_granted(connection: Connection, node: NodeId, rows: list[Row], seen: dict[int, str]) -> None:
-    changed = [(node, row["idx"], now) for row in rows if (now := seen.get(row["idx"]) == row["gpu_uuid"]) != row["granted"]]
-    await connection.executemany("UPDATE gpu_grant SET granted = $3 WHERE node_id = $1 AND idx = $2", changed)
-
-
-async def _set_occupied(connection: Connection, node: NodeId, rows: list[Row], inventory: Inventory) -> None:
-    taken = {clean(uuid) for one in inventory.strangers for uuid in one.gpu_uuids or ()}
-    changed = [(node, row["idx"], now) for row in rows if (now := row["gpu_uuid"] in taken) != row["occupied"]]
-    await connection.executemany("UPDATE gpu_grant SET occupied = $3 WHERE node_id = $1 AND idx = $2", changed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from tuneplane.bridge.postgres import Connection, Row
 from tuneplane.domain.errors import NotFound, Reason, Refused
@@ -13,7 +14,7 @@ from tuneplane.domain.hardware import Registry, series_by_card
 from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
 from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.jobs import Page
-from tuneplane.domain.nodes import MOST_VIOLATIONS, Capacity, Cordon, Node, NodeState
+from tuneplane.domain.nodes import MOST_VIOLATIONS, Capacity, Card, Cordon, Node, NodeState
 from tuneplane.domain.nodes import Connection as Link
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import DECLARED_LOST, NODE_REMOVED
@@ -24,6 +25,13 @@ from .hardware import read_registry
 from .holds import release
 from .stopping import was_sent
 
+# Its cards, for people: a planner, which asks for thousands of Nodes, needs only the free ones.
+CARDS = """(SELECT coalesce(json_agg(json_build_object('uuid', gpu_uuid, 'index', idx, 'granted', granted, 'occupied', occupied,
+            'member', (SELECT member_id FROM gpu_hold WHERE gpu_hold.gpu_uuid = gpu_grant.gpu_uuid),
+            'cordons', (SELECT coalesce(json_agg(json_build_object('owner', owner, 'reason', reason, 'since', since) ORDER BY owner), '[]')
+                FROM card_cordon WHERE (card_cordon.node_id, card_cordon.gpu_uuid) = (gpu_grant.node_id, gpu_grant.gpu_uuid)))
+            ORDER BY idx, gpu_uuid), '[]') FROM gpu_grant WHERE gpu_grant.node_id = node.id)"""
+
 # A Node as one row: its record, session, lease, capacity, cordons and cards, all of one moment.
 VIEW = f"""
     SELECT node.*, session.epoch, session.gateway_id, session.opened_at, session.closed_at, session.clock_offset_seconds,
@@ -33,7 +41,11 @@ VIEW = f"""
         (SELECT count(*) FROM gpu_grant WHERE gpu_grant.node_id = node.id AND granted) AS gpus,
         (SELECT count(*) FROM gpu_hold WHERE gpu_hold.node_id = node.id) AS gpus_used,
         ARRAY(SELECT gpu_uuid FROM gpu_grant WHERE gpu_grant.node_id = node.id AND granted AND NOT occupied
-            AND NOT EXISTS (SELECT FROM gpu_hold WHERE gpu_hold.gpu_uuid = gpu_grant.gpu_uuid) ORDER BY idx) AS free_gpu_uuids,
+            AND NOT EXISTS (SELECT FROM gpu_hold WHERE gpu_hold.gpu_uuid = gpu_grant.gpu_uuid)
+            AND NOT EXISTS (SELECT FROM card_cordon
+                WHERE (card_cordon.node_id, card_cordon.gpu_uuid) = (gpu_grant.node_id, gpu_grant.gpu_uuid))
+            ORDER BY idx, gpu_uuid) AS free_gpu_uuids,
+        {CARDS} AS cards,
         ARRAY(SELECT port FROM port_hold WHERE port_hold.node_id = node.id ORDER BY port) AS held_ports,
         ARRAY(SELECT member_id FROM resource_hold WHERE resource_hold.node_id = node.id ORDER BY member_id) AS members,
         ARRAY(SELECT violation FROM member WHERE member.node_id = node.id AND violation <> '' ORDER BY id
@@ -44,6 +56,7 @@ VIEW = f"""
     LEFT JOIN gateway ON gateway.id = session.gateway_id
     WHERE node.removed_at IS NULL
 """  # noqa: S608  a number of ours
+LEAN_VIEW = VIEW.replace(CARDS, "'[]'")
 
 
 class Nodes(Aggregate):
@@ -64,7 +77,7 @@ class Nodes(Aggregate):
         return [node_of(row, now, registry) for row in rows], cursor
 
     async def placement_nodes(self, fleet: FleetId, now: datetime) -> list[Node]:
-        rows = await self._db.fetch(f"{VIEW} AND fleet_id = $1 ORDER BY node.id", fleet)
+        rows = await self._db.fetch(f"{LEAN_VIEW} AND fleet_id = $1 ORDER BY node.id", fleet)
         registry = await self._registry()
         return [node_of(row, now, registry) for row in rows]
 
@@ -103,12 +116,17 @@ def node_of(row: Row, now: datetime, registry: Registry) -> Node:
         capacity=_capacity(row),
         free_gpu_uuids=tuple(row["free_gpu_uuids"]),
         card_series=series_by_card(inventory, registry),
+        cards=tuple(_card(item) for item in json.loads(row["cards"])),
         held_ports=tuple(row["held_ports"]),
         members=tuple(row["members"]),
         violations=tuple(row["violations"]),
         created_at=row["created_at"],
         enrolled_by=row["enrolled_by"],
     )
+
+
+def _card(item: dict[str, Any]) -> Card:
+    return Card(**{**item, "cordons": tuple(_cordon(cordon) for cordon in item["cordons"])})
 
 
 def _cordon(item: dict[str, str]) -> Cordon:

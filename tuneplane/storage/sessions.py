@@ -114,7 +114,10 @@ async def _close_all(connection: Connection, gateway: GatewayId, now: datetime, 
 
 
 async def _open(connection: Connection, identity: NodeIdentity, gateway: GatewayId, hello: Hello, now: datetime) -> SessionOpened:
-    sql = "SELECT journal_id, journal_sequence, accepted_hold FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE"
+    sql = (
+        "SELECT journal_id, journal_sequence, accepted_hold, accepted_cards FROM node"
+        " WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE"
+    )
     node = await connection.fetchrow(sql, identity.node)
     if node is None:
         raise Refused("node-removed", f"Node {identity.node} was removed: join again")
@@ -126,7 +129,9 @@ async def _open(connection: Connection, identity: NodeIdentity, gateway: Gateway
     await connection.execute(sql, identity.node, hello.journal_id, hello.journal_sequence)
     doubted = (Topic.ATTEMPTS, Topic.COMMANDS) if doubt is not None else ()
     await poke(connection, Topic.SESSIONS, Topic.CONSOLE, *doubted)
-    return SessionOpened(node=identity.node, epoch=epoch, gateway=gateway, accepted_hold=node["accepted_hold"])
+    return SessionOpened(
+        node=identity.node, epoch=epoch, gateway=gateway, accepted_hold=node["accepted_hold"], accepted_cards=node["accepted_cards"]
+    )
 
 
 async def _raise_epoch(connection: Connection, node: NodeId, gateway: GatewayId, hello: Hello, now: datetime) -> tuple[int, str]:

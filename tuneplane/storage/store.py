@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .accounts import Accounts
+from .cards import Cards
 from .commands import Commands
 from .enrolment import Enrolment
 from .fleets import Fleets
@@ -31,6 +32,7 @@ class PostgresStorage(
     Hardware,
     Enrolment,
     Nodes,
+    Cards,
     Sessions,
     Inventories,
     Observations,

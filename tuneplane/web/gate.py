@@ -37,7 +37,7 @@ async def make_call(site: Site, route: Route, request: Request, path: Mapping[st
     if route.who is Who.ADMIN and caller is not None and caller.user.role != "admin":
         raise Refused("forbidden", "only an administrator may do this")
     for name, value in path.items():
-        if not is_path_id(value):
+        if not is_path_id(value, name):
             raise NotFound(name, value[:64])
     return Call(
         path=path,

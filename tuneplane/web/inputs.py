@@ -26,6 +26,7 @@ MOST_DEPTH = 64  # of nested arrays and objects: a JobSpec has six
 MOST_LIMIT = 500
 MOST_CURSOR = 512  # characters; ours have some forty
 PATH_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+CARD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,159}")  # its driver's word, not ours
 
 
 def read_json(body: bytes, content_type: str) -> object:
@@ -140,6 +141,6 @@ class PageQuery:
         return Page(limit=self.limit, cursor=self.cursor)
 
 
-def is_path_id(text: str) -> bool:
+def is_path_id(text: str, name: str = "") -> bool:
     """Whether ``text`` could be an id of ours at all: what could not is *not found* without asking storage."""
-    return PATH_ID.fullmatch(text) is not None
+    return (CARD_ID if name == "card" else PATH_ID).fullmatch(text) is not None

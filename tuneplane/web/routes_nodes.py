@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from tuneplane.control.api import EpochAcceptance, JoinAnswer, LossDeclaration, NodeAnswer, NodePatch, StrangerStop
+from tuneplane.control.api import (
+    CardAcceptance,
+    CardPatch,
+    EpochAcceptance,
+    JoinAnswer,
+    LossDeclaration,
+    NodeAnswer,
+    NodePatch,
+    StrangerStop,
+)
 from tuneplane.domain.ids import FleetId, MemberId, NodeId
 from tuneplane.domain.jobs import JoinRequest
 
@@ -75,6 +84,18 @@ async def declare_member_lost(site: Site, call: Call) -> Answer:
 async def accept_epoch(site: Site, call: Call) -> Answer:
     """Let a Node obey again that holds its commands because this control plane's database was restored from a backup."""
     return Answer(value=await site.api.nodes.accept_epoch(call.user, NodeId(call.path["node"]), call.body))
+
+
+@router.route("PATCH", "/api/nodes/{node}/cards/{card}", who=Who.ADMIN, body=CardPatch, answers={200: NodeAnswer})
+async def update_card(site: Site, call: Call) -> Answer:
+    """Keep new work off one card, or let it come again; what runs on it goes on."""
+    return Answer(value=await site.api.cards.cordon(call.user, NodeId(call.path["node"]), call.path["card"], call.body))
+
+
+@router.route("POST", "/api/nodes/{node}/accept-cards", who=Who.ADMIN, body=CardAcceptance, answers={200: NodeAnswer}, problems=(409,))
+async def accept_cards(site: Site, call: Call) -> Answer:
+    """Say that the indexes of a Node's GPU budget mean the cards that it shows at them now."""
+    return Answer(value=await site.api.cards.accept(call.user, NodeId(call.path["node"]), call.body))
 
 
 @router.route("POST", "/api/nodes/{node}/stop-stranger", who=Who.ADMIN, body=StrangerStop, answers={202: NodeAnswer}, problems=(409,))

@@ -31,8 +31,8 @@ from tuneplane.domain.verdict import backoff_reason, retry_delay
 from tuneplane.storage.database import clean
 
 from .base import Client, note, poke
+from .cards import placeable
 from .members import member_views, members_of, stop_members
-from .nodes import placeable
 from .rows import AttemptRow, Book, HoldRow, MemberRow
 from .sessions import insert, was_sent
 from .sight import sight_of

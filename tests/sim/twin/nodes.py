@@ -20,8 +20,9 @@ from tuneplane.storage.inventories import clears
 from tuneplane.storage.nodes import left_behind
 
 from .base import Client, audit, note, page_of, poke
+from .cards import cards_of, granted, placeable, write_cards
 from .hardware import registry_of
-from .rows import Book, GrantRow, NodeRow, SessionRow
+from .rows import Book, NodeRow, SessionRow
 
 
 class Nodes(Client):
@@ -98,20 +99,13 @@ def view(book: Book, node: NodeId, now: datetime) -> Node:
         capacity=_capacity(book, row),
         free_gpu_uuids=tuple(uuid for uuid in placeable(book, node) if uuid not in book.gpu_holds),
         card_series=series_by_card(row.inventory, registry_of(book)),
+        cards=cards_of(book, node),
         held_ports=tuple(sorted(port for holder, port in book.port_holds.rows if holder == node)),
         members=tuple(sorted(hold.member for hold in book.holds if hold.node == node)),
         violations=tuple(sorted(row.violation for row in book.members if row.node == node and row.violation))[:MOST_VIOLATIONS],
         created_at=row.created_at,
         enrolled_by=UserName(row.enrolled_by),
     )
-
-
-def placeable(book: Book, node: NodeId) -> list[str]:
-    return [grant.gpu_uuid for grant in granted(book, node) if not grant.occupied]
-
-
-def granted(book: Book, node: NodeId) -> list[GrantRow]:
-    return sorted((grant for grant in book.grants if grant.node == node and grant.granted), key=lambda grant: grant.index)
 
 
 def _connection(book: Book, session: SessionRow | None, now: datetime) -> Connection:
@@ -152,7 +146,7 @@ def _list(book: Book, fleet: FleetId | None, page: Page, now: datetime) -> tuple
 
 def _placement(book: Book, fleet: FleetId, now: datetime) -> list[Node]:
     rows = [row.id for row in book.nodes if row.removed_at is None and row.fleet == fleet]
-    return [view(book, node, now) for node in sorted(rows)]
+    return [evolve(view(book, node, now), cards=()) for node in sorted(rows)]  # those are for people
 
 
 # ---------------------------------------------------------------- what operators do
@@ -257,7 +251,8 @@ def write_inventory(book: Book, node: NodeId, inventory: Inventory, now: datetim
     shared = book.fleets[row.fleet].delivery is Delivery.SHARED_MOUNT
     unseen = "the storage root is not seen on this machine" if shared and not inventory.storage_root_seen else None
     _set_storage_cordon(book, node, unseen, now)
-    set_cordon(book, node, "cards", _grant(book, node, inventory), now)
+    for owner, reason in write_cards(book, node, inventory, now).items():
+        set_cordon(book, node, owner, reason, now)
 
 
 def _set_storage_cordon(book: Book, node: NodeId, reason: str | None, now: datetime) -> None:
@@ -271,20 +266,3 @@ def _set_storage_cordon(book: Book, node: NodeId, reason: str | None, now: datet
     elif cordon is not None and node not in book.clearing:
         book.clearing.put(node, now)
         set_cordon(book, node, "storage", clears(now), now)
-
-
-def _grant(book: Book, node: NodeId, inventory: Inventory) -> str | None:
-    """A binding of index and card is made once; a card that does not match is a reason."""
-    declared = set(inventory.budgets.gpu_indexes or ())
-    seen = {gpu.index: clean(gpu.uuid) for gpu in inventory.gpus if gpu.index in declared}
-    taken = {clean(uuid) for one in inventory.strangers for uuid in one.gpu_uuids or ()}
-    bound = {grant.index: grant for grant in book.grants if grant.node == node}
-    for index, uuid in sorted(seen.items()):
-        if index not in bound and uuid not in {grant.gpu_uuid for grant in bound.values()}:
-            bound[index] = book.grants.put((node, index), GrantRow(node=node, index=index, gpu_uuid=uuid, granted=False))
-    for index, grant in bound.items():
-        now_granted = seen.get(index) == grant.gpu_uuid
-        if (grant.granted, grant.occupied) != (now_granted, grant.gpu_uuid in taken):
-            book.grants.put((node, index), evolve(grant, granted=now_granted, occupied=grant.gpu_uuid in taken))
-    wrong = [f"index {index} is card {uuid}" for index, uuid in sorted(seen.items()) if index not in bound or bound[index].gpu_uuid != uuid]
-    return f"the cards changed: {'; '.join(wrong)}" if wrong else None

@@ -34,6 +34,7 @@ class NodeRow:
     journal_id: str | None = None
     journal_sequence: int = 0
     accepted_hold: str = ""
+    accepted_cards: str = ""
     inventory: Inventory | None = None
     inventory_observed_at: datetime | None = None
     inventory_epoch: int = 0
@@ -44,7 +45,7 @@ class NodeRow:
 @frozen(kw_only=True)
 class GrantRow:
     node: NodeId
-    index: int
+    index: int | None
     gpu_uuid: str
     granted: bool
     occupied: bool = False
@@ -244,7 +245,8 @@ class Book:
     cordons: Table[tuple[NodeId, str], Cordon] = field(init=False)
     clearing: Table[NodeId, datetime] = field(init=False)  # storage cordons: since when the root is seen again
     sight: Table[bool, Sight] = field(init=False)  # at most one row, without what gateways tell
-    grants: Table[tuple[NodeId, int], GrantRow] = field(init=False)
+    grants: Table[tuple[NodeId, str], GrantRow] = field(init=False)
+    card_cordons: Table[tuple[NodeId, str, str], Cordon] = field(init=False)
     gateways: Table[GatewayId, GatewayRow] = field(init=False)
     sessions: Table[NodeId, SessionRow] = field(init=False)
     jobs: Table[JobId, Job] = field(init=False)

@@ -131,7 +131,9 @@ def _open(book: Book, identity: NodeIdentity, gateway: GatewayId, hello: Hello, 
         poke(book, Topic.ATTEMPTS, Topic.COMMANDS)
     book.nodes.put(node.id, evolve(book.nodes[node.id], journal_id=hello.journal_id, journal_sequence=hello.journal_sequence))
     poke(book, Topic.SESSIONS, Topic.CONSOLE)
-    return SessionOpened(node=identity.node, epoch=epoch, gateway=gateway, accepted_hold=node.accepted_hold)
+    return SessionOpened(
+        node=identity.node, epoch=epoch, gateway=gateway, accepted_hold=node.accepted_hold, accepted_cards=node.accepted_cards
+    )
 
 
 def _check_same_machine(book: Book, former: SessionRow, hello: Hello, now: datetime) -> None:

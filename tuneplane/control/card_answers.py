@@ -1,0 +1,56 @@
+"""The cards of a Node as the API shows them, and what a machine that joins may say of its own."""
+
+from __future__ import annotations
+
+import re
+
+from attrs import asdict, frozen
+
+from tuneplane.domain.errors import InvalidInput
+from tuneplane.domain.inventory import MOST_CARDS, Inventory
+from tuneplane.domain.nodes import Cordon, Node
+
+CARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,159}")  # the id of one, of its driver: as the wire takes it
+
+
+@frozen(kw_only=True)
+class CardAnswer:
+    """A card (or MIG instance) of a Node's GPU budget: who has it, and what keeps new work off it (L-D13)."""
+
+    uuid: str
+    index: int | None  # None: granted by UUID, or its index is another card's now
+    name: str  # "" while the machine does not show it
+    series: str | None
+    granted: bool
+    occupied: bool  # by a stranger
+    member: str | None
+    cordons: tuple[Cordon, ...]
+
+
+def card_answers(node: Node) -> tuple[CardAnswer, ...]:
+    """The cards of a Node's budget, with what its inventory and the registry say of them."""
+    gpus = node.inventory.gpus if node.inventory is not None else ()
+    names = {gpu.uuid: gpu.name for gpu in gpus} | {part.uuid: part.name for gpu in gpus for part in gpu.instances}
+    return tuple(
+        CardAnswer(name=names.get(card.uuid, ""), series=node.card_series.get(card.uuid), **asdict(card, recurse=False))
+        for card in node.cards
+    )
+
+
+def check_cards(inventory: Inventory) -> None:
+    """What a machine that joins says of its cards. InvalidInput names the field."""
+    if len(inventory.gpus) > MOST_CARDS:
+        raise InvalidInput("inventory.gpus", f"at most {MOST_CARDS}")
+    for what in ("uuid", "index"):
+        if len({getattr(gpu, what) for gpu in inventory.gpus}) != len(inventory.gpus):
+            raise InvalidInput("inventory.gpus", f"two cards have the same {what}")
+    uuids = [gpu.uuid for gpu in inventory.gpus] + [part.uuid for gpu in inventory.gpus for part in gpu.instances]
+    uuids += [link.peer for gpu in inventory.gpus for link in gpu.links] + list(inventory.budgets.gpu_uuids)
+    if not all(CARD.fullmatch(uuid) for uuid in uuids):
+        raise InvalidInput("inventory.gpus", "a uuid must be 1 to 160 of A-Z, a-z, 0-9 and ._:@/-, starting with a letter or digit")
+    if any(len(parts) > MOST_CARDS for gpu in inventory.gpus for parts in (gpu.links, gpu.instances)):
+        raise InvalidInput("inventory.gpus", f"at most {MOST_CARDS} links and instances each")
+    if any(len(named) > MOST_CARDS for named in (inventory.budgets.gpu_uuids, inventory.budgets.gpu_indexes or ())):
+        raise InvalidInput("inventory.budgets", f"at most {MOST_CARDS} cards")
+    if inventory.card_bindings or inventory.card_faults:
+        raise InvalidInput("inventory", "a machine that joins remembers no cards yet: bindings and faults are told in a session")
