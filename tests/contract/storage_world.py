@@ -84,7 +84,7 @@ def a_member(
 async def audit_lines(storage: Storage) -> list[tuple[str, str, str, str, bool]]:
     """The audit log in order: actor, action, subject, detail, forced. No port reads it, so this looks inside."""
     if isinstance(storage, Twin):
-        return [row[1:] for row in storage.book.audit]
+        return [(row.actor, row.action, row.subject, row.detail, row.forced) for row in storage.book.audit]
     rows = await storage._db.fetch("SELECT actor, action, subject, detail, forced FROM audit ORDER BY sequence")
     return [tuple(row.values()) for row in rows]
 

@@ -12,11 +12,12 @@ from datetime import timedelta
 import pytest
 
 from tests.contract.storage_world import FLEET, GATEWAY, USER, WORKER, OpenWorld, World, a_fleet, an_inventory, audit_lines
+from tuneplane.domain.accounts import AccountChange, ConsoleSession, Project
 from tuneplane.domain.errors import Refused, StorageUnavailable, TuneplaneError
 from tuneplane.domain.faultpoint import FAULT_POINTS, AnswerLost, install_fault_hook
 from tuneplane.domain.fleets import FleetState
 from tuneplane.domain.hardware import Series
-from tuneplane.domain.ids import FleetId, GatewayId, JobId, MemberId, NodeId, SeriesId, TokenId, UserName
+from tuneplane.domain.ids import FleetId, GatewayId, JobId, MemberId, NodeId, ProjectId, SeriesId, SessionId, TokenId, UserName
 from tuneplane.domain.inventory import EpochHold, Stranger
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, JoinToken
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, MemberPhase
@@ -133,8 +134,31 @@ async def series(world: World) -> None:
     await world.storage.add_series(H100, world.now)
 
 
+def a_session(world: World) -> ConsoleSession:
+    return ConsoleSession(id=SessionId("s"), username=USER, created_at=world.now, expires_at=world.now + timedelta(hours=1))
+
+
 async def user(world: World) -> None:
     await world.storage.create_user(USER, "user", None, world.now)
+
+
+async def two_admins(world: World) -> None:
+    for name in (USER, ROOT):
+        await world.storage.create_user(name, "admin", None, world.now)
+
+
+async def project(world: World) -> None:
+    await user(world)
+    await world.storage.create_project(Project(id=ProjectId("lab"), created_at=world.now), ROOT)
+
+
+async def signed_up(world: World) -> None:
+    await world.storage.create_user(USER, "user", "hash", world.now)
+
+
+async def signed_in(world: World) -> None:
+    await signed_up(world)
+    await world.storage.open_console_session(a_session(world), "hash")
 
 
 async def user_by(world: World) -> None:
@@ -191,6 +215,11 @@ IDENTITY = EncryptedIdentity(name="gateway", certificate_pem="pem", key_cipherte
 
 WRITES: dict[str, tuple[Act, Act]] = {
     "create_user": (fleet_alone, user_by),
+    "update_user": (two_admins, lambda w: w.storage.update_user(USER, AccountChange(role="user", disabled=True), ROOT, w.now)),
+    "create_project": (user, lambda w: w.storage.create_project(Project(id=ProjectId("lab"), created_at=w.now), ROOT)),
+    "set_member": (project, lambda w: w.storage.set_member(ProjectId("lab"), USER, True, ROOT, w.now)),
+    "open_console_session": (signed_up, lambda w: w.storage.open_console_session(a_session(w), "hash")),
+    "close_console_session": (signed_in, lambda w: w.storage.close_console_session(SessionId("s"), w.now)),
     "create_api_token": (
         user,
         lambda w: w.storage.create_api_token(ApiToken(id=TokenId("a"), username=USER, name="ci", created_at=w.now), "h", by=ROOT),
@@ -238,6 +267,7 @@ WRITES: dict[str, tuple[Act, Act]] = {
 SAID_ON_REPEAT = {
     "create_user": "exists",
     "create_fleet": "exists",
+    "create_project": "exists",
     "delete_fleet": "not-found",
     "remove_series": "not-found",
     "delete_node": "not-found",
@@ -302,6 +332,11 @@ async def test_write_whose_process_or_answer_is_lost_is_repeated_to_the_same_end
 
 AUDITED = {
     "create_user": (ROOT, "user.create", USER, "user", False),
+    "update_user": (ROOT, "user.update", USER, "role user, disabled", False),
+    "create_project": (ROOT, "project.create", "lab", "", False),
+    "set_member": (ROOT, "project.add-member", "lab", USER, False),
+    "open_console_session": (USER, "session.open", "s", "", False),
+    "close_console_session": (USER, "session.close", "s", "", False),
     "create_api_token": (ROOT, "token.create", "a", f"ci of {USER}", False),
     "revoke_api_token": (ROOT, "token.revoke", "a", "", False),
     "create_fleet": (ROOT, "fleet.create", FLEET, "node", False),
@@ -342,7 +377,7 @@ async def test_act_and_its_audit_line_happen_both_or_neither(open_world: OpenWor
 
 
 # A repeat of these is known by its id or key, and is the same act: the others are asked for again, and say so
-ONE_ACT = frozenset({"create_api_token", "mint_join_token", "submit"})
+ONE_ACT = frozenset({"open_console_session", "close_console_session", "create_api_token", "mint_join_token", "submit"})
 
 
 async def test_audit_line_of_a_forced_removal_names_what_was_left_behind(open_world: OpenWorld) -> None:

@@ -11,7 +11,7 @@ from tests.contract.storage_world import FLEET, GATEWAY, USER, OpenWorld, World,
 from tuneplane.domain.errors import NotFound, Reason
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import FleetId, JobId, MemberId, NodeId, UserName
-from tuneplane.domain.jobs import Job, MemberRecord, Occupant, Page, summary_of
+from tuneplane.domain.jobs import Job, MemberRecord, Occupant, Page, User, summary_of
 from tuneplane.domain.jobspec import Metadata, StopPolicy
 from tuneplane.domain.launch_table import (
     AttemptAction,
@@ -75,7 +75,11 @@ async def test_submit_to_no_fleet_is_not_found(open_world: OpenWorld) -> None:
             await world.submit()
 
 
-async def test_list_jobs_filters_by_state_fleet_and_owner(open_world: OpenWorld) -> None:
+def looker(world: World, name: str = USER) -> User:
+    return User(username=UserName(name), role="user", created_at=world.now)
+
+
+async def test_list_jobs_filters_by_state_fleet_and_who_looks(open_world: OpenWorld) -> None:
     async with open_world() as world:
         await world.fleet()
         await world.fleet("other")
@@ -90,7 +94,7 @@ async def test_list_jobs_filters_by_state_fleet_and_owner(open_world: OpenWorld)
         assert await names() == ["job-2", "job-1", "job-0"]
         assert await names(fleet=FLEET) == ["job-2", "job-0"]
         assert await names(states=(JobState.QUEUED,)) == ["job-2", "job-1"]
-        assert await names(owner=UserName("eve")) == []
+        assert await names(seen_by=looker(world, "eve")) == []
 
 
 async def test_list_jobs_is_without_what_is_long_and_has_the_first_reason(open_world: OpenWorld) -> None:
@@ -100,7 +104,7 @@ async def test_list_jobs_is_without_what_is_long_and_has_the_first_reason(open_w
         await world.submit(spec=a_spec(priority=3))
         reasons = [Reason("not-ready", f"n{number} is away", f"n{number}", "gpus", 2, 1) for number in range(3)]
         await world.storage.note_waiting([JOB], "no-ready-node", reasons, world.now)
-        (listed,), _ = await world.storage.list_jobs(Page(), states=(JobState.QUEUED, JobState.RUNNING), owner=USER, fleet=FLEET)
+        (listed,), _ = await world.storage.list_jobs(Page(), states=(JobState.QUEUED, JobState.RUNNING), seen_by=looker(world), fleet=FLEET)
         assert listed == summary_of(await job(world))
         assert listed.waiting is not None
         assert (listed.priority, listed.waiting.reasons) == (3, tuple(reasons[:1]))
@@ -118,14 +122,14 @@ async def test_waiting_by_reasons_counts_and_names_the_oldest(open_world: OpenWo
         await world.storage.note_waiting(jobs[:1], "no-free-capacity", [why], world.later(5))
         await world.storage.note_waiting(jobs[2:3], "no-nodes", [], world.now)
         await world.storage.request_stop(jobs[4], USER, world.now)
-        found = sorted(await world.storage.waiting_by_reasons(owner=USER), key=lambda one: one.code)
+        found = sorted(await world.storage.waiting_by_reasons(seen_by=looker(world)), key=lambda one: one.code)
         shown = [(one.fleet, one.code, one.reasons, one.jobs, one.since, one.oldest) for one in found]
         assert shown == [
             (FLEET, "in-line", (NOT_LOOKED_AT,), 1, first, jobs[3]),
             (FLEET, "no-free-capacity", (why,), 2, first, jobs[1]),
             (FLEET, "no-nodes", (), 1, world.now, jobs[2]),
         ]
-        assert await world.storage.waiting_by_reasons(owner=UserName("eve")) == []
+        assert await world.storage.waiting_by_reasons(seen_by=looker(world, "eve")) == []
         assert await world.storage.waiting_by_reasons(fleet=FleetId("other")) == []
 
 

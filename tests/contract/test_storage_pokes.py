@@ -6,7 +6,8 @@ import pytest
 import trio
 
 from tests.contract.storage_world import USER, OpenWorld, World
-from tuneplane.domain.ids import JobId
+from tuneplane.domain.accounts import AccountChange
+from tuneplane.domain.ids import JobId, UserName
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, MemberPhase
 from tuneplane.domain.ports import Topic
 
@@ -38,12 +39,19 @@ async def _prepared(world: World) -> None:
     await world.launched(until=AttemptState.PREPARING)
 
 
+async def _disable(world: World) -> None:
+    for name in ("root", "eve"):
+        await world.storage.create_user(UserName(name), "admin", None, world.now)
+    await world.storage.update_user(UserName("eve"), AccountChange(disabled=True), UserName("root"), world.now)
+
+
 ACTS = {
     "a submission": ({Topic.JOBS, Topic.CONSOLE}, lambda world: world.submit("job-b")),
     "a stop": ({Topic.COMMANDS, Topic.ATTEMPTS, Topic.CONSOLE}, lambda world: world.storage.request_stop(JobId("job-a"), USER, world.now)),
     "an observation": ({Topic.ATTEMPTS, Topic.CONSOLE}, lambda world: world.see("job-a-1-0", MemberPhase.PREPARED)),
     "an end": ({Topic.ATTEMPTS, Topic.JOBS}, lambda world: world.see("job-a-1-0", MemberPhase.ABORTED)),
     "a session": ({Topic.SESSIONS, Topic.CONSOLE}, lambda world: world.connect()),
+    "a disabled account": ({Topic.ACCOUNTS, Topic.CONSOLE}, lambda world: _disable(world)),
     "a removal": ({Topic.SESSIONS, Topic.ATTEMPTS, Topic.JOBS}, lambda world: world.storage.delete_node("n1", True, USER, world.now)),
 }
 

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from tuneplane.domain.faultpoint import FAULT_POINTS
 
-from . import card_scenarios, fleet_scenarios, scenarios
+from . import account_scenarios, card_scenarios, fleet_scenarios, scenarios
 from .rig import Strike
 from .scenarios import Scenario
 
@@ -35,6 +35,11 @@ REACH: dict[str, Reach] = {
     "storage.embedded_create": Reach(scenarios.embedded, "up"),
     "storage.embedded_start": Reach(scenarios.embedded, "up"),
     # operators and users
+    "storage.update_user": Reach(account_scenarios.disable_user),
+    "storage.create_project": Reach(account_scenarios.create_project),
+    "storage.set_member": Reach(account_scenarios.add_member),
+    "storage.open_console_session": Reach(account_scenarios.sign_in),
+    "storage.close_console_session": Reach(account_scenarios.sign_out),
     "storage.create_api_token": Reach(scenarios.create_token),
     "storage.user_by_token": Reach(scenarios.use_token),
     "storage.revoke_api_token": Reach(scenarios.revoke_token),

@@ -28,7 +28,20 @@ def main(url: str, job: str, width: int) -> None:
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(f"script error: {error}"))
         page.on("console", lambda line: _note(faults, line.text))
-        for step in (sign_in, create_fleet, mint, see_nodes, follow_log, choose_log, stop_job, lose_connection, sign_out):
+        for step in (
+            sign_in,
+            create_fleet,
+            mint,
+            see_nodes,
+            follow_log,
+            choose_log,
+            stop_job,
+            manage_users,
+            manage_projects,
+            read_audit,
+            lose_connection,
+            sign_out,
+        ):
             if step is lose_connection and width < NARROW:
                 continue  # a matter of the script, not of the width, and half a minute long
             step(page, job)
@@ -139,6 +152,71 @@ def stop_job(page: Page, job: str) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("#job-head")).to_contain_text("Stop asked by ada")
     expect(page.locator("#job-head h1 .state")).to_have_text("stopping")
+
+
+def manage_users(page: Page, job: str) -> None:
+    """Make one, give him another password, disable him: by keyboard, and the list shows it without a reload."""
+    page.goto("/users")
+    _live(page)
+    people = page.locator("#user-list")
+    page.locator("[name=username]").first.focus()
+    page.keyboard.type("grace.hopper")
+    page.keyboard.press("Tab")
+    page.keyboard.type(PASSWORD)
+    page.keyboard.press("Enter")
+    expect(people).to_contain_text("grace.hopper")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.locator('[id="able-grace.hopper"]').focus()
+    page.keyboard.press("Enter")
+    expect(people).to_contain_text("disabled")
+    second = page.locator("form").nth(1)
+    second.locator("[name=username]").fill("grace.hopper")
+    second.locator("[name=password]").fill("short")
+    page.keyboard.press("Enter")
+    expect(second.locator("[data-problem]")).to_be_visible()
+    second.locator("[name=password]").fill(PASSWORD + "!")
+    page.keyboard.press("Enter")
+    expect(second.locator("[data-done]")).to_have_text("The password is set.")
+    assert PASSWORD not in page.content()
+    _shoot(page, "users")
+
+
+def manage_projects(page: Page, job: str) -> None:
+    page.goto("/projects")
+    _live(page)
+    shown = page.locator("#project-list")
+    page.locator("[name=id]").focus()
+    page.keyboard.type("speech-and-vision")
+    page.keyboard.press("Enter")
+    expect(shown).to_contain_text("Nobody yet")
+    page.locator("[name=project]").focus()
+    page.keyboard.type("speech-and-vision")
+    page.keyboard.press("Tab")
+    page.keyboard.type("grace.hopper")
+    page.keyboard.press("Enter")
+    expect(shown).to_contain_text("1 member")
+    _shoot(page, "projects")
+    page.locator("[name=project]").fill("nowhere")
+    page.locator("[name=username]").fill("grace.hopper")
+    page.keyboard.press("Enter")
+    expect(page.locator("form").nth(1).locator("[data-problem]")).to_contain_text("nowhere")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Take grace.hopper out of speech-and-vision").click()
+    expect(shown).to_contain_text("Nobody yet")
+
+
+def read_audit(page: Page, job: str) -> None:
+    page.goto("/audit")
+    _live(page)
+    lines = page.locator("#audit-list")
+    expect(lines).to_contain_text("project.remove-member")
+    _shoot(page, "audit")
+    page.locator("[name=action]").focus()
+    page.keyboard.type("user.create")
+    page.keyboard.press("Enter")
+    expect(lines).to_contain_text("grace.hopper")
+    expect(lines).not_to_contain_text("project.remove-member")
+    _live(page)
 
 
 def lose_connection(page: Page, job: str) -> None:

@@ -72,7 +72,8 @@ async def open_events(
     stream = await trio.open_ssl_over_tcp_stream(host, port, ssl_context=trust, https_compatible=True)
     try:
         events = Events(stream, alive)
-        await events.open(path, {"Authorization": http.headers["Authorization"], **(headers or {})})
+        credential = {name: http.headers[name] for name in ("Authorization", "Cookie") if name in http.headers}
+        await events.open(path, {**credential, **(headers or {})})
         assert events.status == 200
         yield events
     finally:

@@ -30,6 +30,7 @@ from tuneplane.web.routes import ROUTES
 from tuneplane.web.server import WhereListening, make_site, site_tree
 from tuneplane.web.site import Site
 
+from .audited import Audited
 from .documented import Documented
 
 PASSWORD = "correct horse battery staple"
@@ -133,6 +134,7 @@ class Running:
     ca: Path | None = None
     system: System | None = None
     documented: Documented = field(factory=Documented)
+    audited: Audited | None = None  # a test where nothing acts but its HTTP clients sets it
 
     @asynccontextmanager
     async def client(self, token: str | None = None, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
@@ -140,7 +142,7 @@ class Running:
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
         trust = ssl.create_default_context(cafile=str(self.ca))
         async with httpx.AsyncClient(base_url=self.url, verify=trust, headers=headers, timeout=20, **options) as client:
-            client.event_hooks["response"] = [self.documented.check]
+            client.event_hooks["response"] = [self.documented.check, *([self.audited.check] if self.audited else [])]
             yield client
 
     @asynccontextmanager

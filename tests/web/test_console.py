@@ -25,7 +25,7 @@ from tuneplane.web.routing import Who
 
 pytestmark = pytest.mark.postgres
 P = MemberPhase
-PAGES = ("/fleets", "/nodes", "/jobs")
+PAGES = ("/fleets", "/nodes", "/jobs", "/users", "/projects", "/audit")
 
 
 async def test_every_page_sends_a_stranger_to_the_sign_in_and_back(database: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import trio
 from attrs import evolve
 
+from tests.web.audited import NO_ACT, Audited
 from tests.web.documented import DOCUMENT
 from tests.web.events import open_events
 from tests.web.support import PASSWORD, Running, job_spec, make_app, now, open_server, open_site
@@ -59,71 +60,119 @@ async def test_document_lists_every_route_that_is_served(database: str) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.seconds(60)
-async def test_every_documented_route_answers_as_documented(database: str, tmp_path: Path) -> None:
-    """Walks through all of them; the client's hook compares each answer with the document."""
-    async with open_server(database, tmp_path) as running, running.admin() as http:
-        for path in ("/healthz", "/readyz", "/metrics", "/api/version", "/api/openapi.json", "/api/whoami", "/api/tokens"):
-            assert (await http.get(path)).status_code == 200, path
-        token = (await http.post("/api/tokens", json={"name": "script"})).json()
-        assert (await http.delete(f"/api/tokens/{token['id']}")).status_code == 204
-        async with running.client() as stranger:
-            signed_in = (await stranger.post("/api/auth/login", json={"username": "ada", "password": PASSWORD})).json()
-            left = await stranger.post("/api/auth/logout", headers={"X-CSRF-Token": signed_in["csrf_token"]})
-            assert left.status_code == 204
+async def test_every_documented_route_answers_as_documented_and_every_act_leaves_one_audit_line(database: str, tmp_path: Path) -> None:
+    """R-ADM-02, L-L8, R-ADM-03: walks through all of them; the client's hooks compare each answer with the document, and the audit
+    log with what was asked for."""
+    async with open_server(database, tmp_path) as running:
+        running.audited = Audited(running.storage)
+        await running.audited.start()
+        async with running.admin() as http:
+            await _walk(running, http)
+        done = {(method, path) for method, path, status in running.documented.seen if status < 300}
+        assert done == {(method.upper(), path) for path, operations in DOCUMENT["paths"].items() for method in operations}
+        told = {(action, forced) for _, action, _, forced in running.audited.lines}
+        promised = {one for path in DOCUMENT["paths"].values() for route in path.values() for one in route.get("x-audit-actions", ())}
+        other_ways = {"node.active", "node.cordoned", "card.uncordon"}  # of routes that were driven another way
+        assert {action for action, _ in told} | other_ways == promised
+        assert {action for action, forced in told if forced} == {"member.declare-lost"}
 
-        made = await http.post("/api/fleets", json={"id": "lab", "kind": "node", "capabilities": ["train"]})
-        assert made.status_code == 201
-        assert made.headers["location"] == "/api/fleets/lab"
-        assert (await http.get("/api/fleets")).json()["items"][0]["id"] == "lab"
-        assert (await http.get("/api/fleets/lab")).status_code == 200
-        assert (await http.patch("/api/fleets/lab", json={"capabilities": ["train", "eval"]})).status_code == 200
-        series = {"series": "h100", "card_names": ["NVIDIA H100 PCIe"]}
-        assert [(await http.post("/api/hardware", json=series)).status_code for _ in range(2)] == [201, 200]
-        assert (await http.get("/api/hardware")).json() == {"items": [series], "next_cursor": None}
-        assert (await http.delete("/api/hardware/h100")).status_code == 204
-        minted = (await http.post("/api/fleets/lab/join-tokens")).json()
-        spare = (await http.post("/api/fleets/lab/join-tokens")).json()
-        assert (await http.get("/api/fleets/lab/join-tokens")).status_code == 200
-        assert (await http.delete(f"/api/fleets/lab/join-tokens/{spare['id']}")).status_code == 204
 
-        async with running.client() as machine:
-            joined = (await machine.post("/api/fleets/lab/nodes", json=join_body(minted["token"]))).json()
-        node = NodeId(joined["id"])
-        epoch = await connect_node(running, FleetId("lab"), node, INVENTORY)
-        assert (await http.get("/api/fleets/lab/nodes")).json()["items"][0]["ready"] == {"value": True, "reasons": []}
-        assert (await http.get("/api/nodes")).status_code == 200
-        assert (await http.get(f"/api/nodes/{node}")).status_code == 200
+def test_document_says_of_every_unsafe_route_what_it_leaves_in_the_audit_log() -> None:
+    """R-ADM-02: a new route that says nothing fails here; one that says it and does not write it fails in the walk."""
+    for path, operations in DOCUMENT["paths"].items():
+        for method, operation in operations.items():
+            is_act = method not in ("get", "head") and (method.upper(), path) not in NO_ACT
+            assert bool(operation.get("x-audit-actions")) is is_act, f"{method} {path}"
 
-        assert (await http.post("/api/jobs/preview", json=job_spec())).json()["placed"] is True
-        job = JobId((await http.post("/api/jobs", json=job_spec())).json()["id"])
-        member = await place_job(running, job, node)
-        await drive(running, node, epoch, member, P.PREPARING, P.PREPARED, P.STARTING, P.RUNNING)
-        running.logs.write(member, b"hello\n")
-        assert (await http.get("/api/jobs")).json()["items"][0]["state"] == "running"
-        assert (await http.get(f"/api/jobs/{job}")).json()["attempts"][0]["members"][0]["phase"] == "running"
-        assert (await http.get(f"/api/jobs/{job}/timeline")).json()["items"]
-        assert (await http.get(f"/api/jobs/{job}/logs")).content == b"hello\n"
-        assert (await http.post(f"/api/jobs/{job}/stop")).status_code == 202
-        await drive(running, node, epoch, member, P.STOPPING, P.TERMINATED, exit_code=0, cleaned=True)
-        assert (await http.get(f"/api/jobs/{job}")).json()["state"] == "stopped"
-        await _lose_and_retry(running, http, node, epoch)
-        with trio.fail_after(10):
-            async with open_events(http, "/api/events"):
-                running.documented.seen.add(("GET", "/api/events", 200))
 
-        assert (await http.patch(f"/api/nodes/{node}", json={"state": "draining", "reason": "disk"})).status_code == 200
-        stranger = Stranger(container="c1", name="tuneplane-job-x", member="job-x-1-0")
-        await connect_node(running, FleetId("lab"), node, evolve(INVENTORY, strangers=(stranger,)))
-        order = {"container": "c1", "member": "job-x-1-0"}
-        assert (await http.post(f"/api/nodes/{node}/stop-stranger", json=order)).status_code == 202
-        held = EpochHold(id="hold-1", known_epoch=9, told_epoch=1, since=START)
-        await connect_node(running, FleetId("lab"), node, evolve(INVENTORY, hold=held, problems=(str(held),)))
-        assert (await http.post(f"/api/nodes/{node}/accept-epoch", json={"hold": "hold-1"})).status_code == 200
-        await _cordon_and_accept_cards(running, http, node)
-        assert (await http.delete(f"/api/nodes/{node}")).status_code == 204
-        assert (await http.delete("/api/fleets/lab")).status_code == 204
-    done = {(method, path) for method, path, status in running.documented.seen if status < 300}
-    assert done == {(method.upper(), path) for path, operations in DOCUMENT["paths"].items() for method in operations}
+async def _walk(running: Running, http: httpx.AsyncClient) -> None:
+    """Every documented route, accepted at least once, and some refused."""
+    for path in ("/healthz", "/readyz", "/metrics", "/api/version", "/api/openapi.json", "/api/whoami", "/api/tokens"):
+        assert (await http.get(path)).status_code == 200, path
+    token = (await http.post("/api/tokens", json={"name": "script"})).json()
+    assert (await http.delete(f"/api/tokens/{token['id']}")).status_code == 204
+    async with running.client() as stranger:
+        signed_in = (await stranger.post("/api/auth/login", json={"username": "ada", "password": PASSWORD})).json()
+        left = await stranger.post("/api/auth/logout", headers={"X-CSRF-Token": signed_in["csrf_token"]})
+        assert left.status_code == 204
+
+    await _people(http)
+    made = await http.post("/api/fleets", json={"id": "lab", "kind": "node", "capabilities": ["train"]})
+    assert made.status_code == 201
+    assert made.headers["location"] == "/api/fleets/lab"
+    assert (await http.get("/api/fleets")).json()["items"][0]["id"] == "lab"
+    assert (await http.get("/api/fleets/lab")).status_code == 200
+    assert (await http.patch("/api/fleets/lab", json={"capabilities": ["train", "eval"]})).status_code == 200
+    series = {"series": "h100", "card_names": ["NVIDIA H100 PCIe"]}
+    assert [(await http.post("/api/hardware", json=series)).status_code for _ in range(2)] == [201, 200]
+    assert (await http.get("/api/hardware")).json() == {"items": [series], "next_cursor": None}
+    assert (await http.delete("/api/hardware/h100")).status_code == 204
+    minted = (await http.post("/api/fleets/lab/join-tokens")).json()
+    spare = (await http.post("/api/fleets/lab/join-tokens")).json()
+    assert (await http.get("/api/fleets/lab/join-tokens")).status_code == 200
+    assert (await http.delete(f"/api/fleets/lab/join-tokens/{spare['id']}")).status_code == 204
+
+    async with running.client() as machine:
+        joined = (await machine.post("/api/fleets/lab/nodes", json=join_body(minted["token"]))).json()
+    node = NodeId(joined["id"])
+    epoch = await connect_node(running, FleetId("lab"), node, INVENTORY)
+    assert (await http.get("/api/fleets/lab/nodes")).json()["items"][0]["ready"] == {"value": True, "reasons": []}
+    assert (await http.get("/api/nodes")).status_code == 200
+    assert (await http.get(f"/api/nodes/{node}")).status_code == 200
+
+    assert (await http.get("/api/waiting")).status_code == 200
+    assert (await http.post("/api/jobs/preview", json=job_spec())).json()["placed"] is True
+    job = JobId((await http.post("/api/jobs", json=job_spec())).json()["id"])
+    member = await place_job(running, job, node)
+    await drive(running, node, epoch, member, P.PREPARING, P.PREPARED, P.STARTING, P.RUNNING)
+    running.logs.write(member, b"hello\n")
+    assert (await http.get("/api/jobs")).json()["items"][0]["state"] == "running"
+    assert (await http.get(f"/api/jobs/{job}")).json()["attempts"][0]["members"][0]["phase"] == "running"
+    assert (await http.get(f"/api/jobs/{job}/timeline")).json()["items"]
+    assert (await http.get(f"/api/jobs/{job}/logs")).content == b"hello\n"
+    assert (await http.post(f"/api/jobs/{job}/stop")).status_code == 202
+    await drive(running, node, epoch, member, P.STOPPING, P.TERMINATED, exit_code=0, cleaned=True)
+    assert (await http.get(f"/api/jobs/{job}")).json()["state"] == "stopped"
+    await _lose_and_retry(running, http, node, epoch)
+    with trio.fail_after(10):
+        async with open_events(http, "/api/events"):
+            running.documented.seen.add(("GET", "/api/events", 200))
+
+    assert (await http.patch(f"/api/nodes/{node}", json={"state": "draining", "reason": "disk"})).status_code == 200
+    stranger = Stranger(container="c1", name="tuneplane-job-x", member="job-x-1-0")
+    await connect_node(running, FleetId("lab"), node, evolve(INVENTORY, strangers=(stranger,)))
+    order = {"container": "c1", "member": "job-x-1-0"}
+    assert (await http.post(f"/api/nodes/{node}/stop-stranger", json=order)).status_code == 202
+    held = EpochHold(id="hold-1", known_epoch=9, told_epoch=1, since=START)
+    await connect_node(running, FleetId("lab"), node, evolve(INVENTORY, hold=held, problems=(str(held),)))
+    assert (await http.post(f"/api/nodes/{node}/accept-epoch", json={"hold": "hold-1"})).status_code == 200
+    await _cordon_and_accept_cards(running, http, node)
+    assert (await http.delete(f"/api/nodes/{node}")).status_code == 204
+    assert (await http.delete("/api/fleets/lab")).status_code == 204
+
+
+async def _people(http: httpx.AsyncClient) -> None:
+    """Accounts and projects, with what is refused among them."""
+    assert (await http.post("/api/users", json={"username": "cy", "password": PASSWORD})).status_code == 201
+    assert (await http.post("/api/users", json={"username": "cy"})).json()["code"] == "exists"
+    assert (await http.post("/api/users", json={"username": "Not A Name"})).status_code == 422
+    assert (await http.patch("/api/users/cy", json={"role": "admin"})).json()["role"] == "admin"
+    assert (await http.patch("/api/users/cy", json={"disabled": True, "role": "user"})).json()["disabled"] is True
+    assert (await http.patch("/api/users/ada", json={"disabled": True})).json()["code"] == "last-admin"
+    assert (await http.patch("/api/users/nobody", json={"disabled": True})).status_code == 404
+    assert (await http.post("/api/projects", json={"id": "vision"})).status_code == 201
+    assert (await http.post("/api/projects", json={"id": "vision"})).json()["code"] == "exists"
+    assert (await http.put("/api/projects/vision/members/cy")).status_code == 204
+    assert (await http.put("/api/projects/vision/members/nobody")).status_code == 404
+    assert (await http.get("/api/users")).json()["items"][0]["projects"] == ["vision"]
+    assert (await http.get("/api/projects")).json()["items"][0]["members"] == ["cy"]
+    assert (await http.delete("/api/projects/vision/members/cy")).status_code == 204
+    assert (await http.delete("/api/projects/vision/members/cy")).status_code == 404
+    latest = (await http.get("/api/audit?limit=2")).json()["items"]
+    assert [(line["action"], line["subject"], line["detail"]) for line in latest] == [
+        ("project.remove-member", "vision", "cy"),
+        ("project.add-member", "vision", "cy"),
+    ]
 
 
 async def _cordon_and_accept_cards(running: Running, http: httpx.AsyncClient, node: NodeId) -> None:

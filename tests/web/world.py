@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from attrs import evolve
 
+from tuneplane.control.api import ProjectDraft
 from tuneplane.domain import codec
+from tuneplane.domain.errors import Refused
 from tuneplane.domain.frames import Hello, Observation
-from tuneplane.domain.ids import FleetId, GatewayId, JobId, JournalId, MemberId, NodeId, WorkerId, attempt_id, member_id
+from tuneplane.domain.ids import (
+    FleetId,
+    GatewayId,
+    JobId,
+    JournalId,
+    MemberId,
+    NodeId,
+    ProjectId,
+    UserName,
+    WorkerId,
+    attempt_id,
+    member_id,
+)
 from tuneplane.domain.inventory import Budgets, Inventory
 from tuneplane.domain.jobs import JoinRequest, NodeIdentity, PlacedMember
 from tuneplane.domain.jobspec import cpu_millis, memory_bytes
@@ -52,9 +67,20 @@ async def make_fleet(running: Running, fleet: str = "lab", **changes: Any) -> Fl
     from tuneplane.control.api import FleetDraft
 
     caller = await running.api.accounts.user_of_token(running.admin_token)
+    if changes.get("project"):
+        await make_project(running, changes["project"])
     draft = codec.decode(FleetDraft, {"id": fleet, "kind": "node", "capabilities": ["train"], **changes})
     await running.api.fleets.create(caller, draft)
     return FleetId(fleet)
+
+
+async def make_project(running: Running, project: str, *members: str) -> None:
+    """The project, unless it is there, with these members besides those that it has."""
+    ada = await running.api.accounts.user_of_token(running.admin_token)
+    with suppress(Refused):
+        await running.api.projects.create(ada, ProjectDraft(id=project))
+    for member in members:
+        await running.api.projects.add_member(ada, ProjectId(project), UserName(member))
 
 
 async def join_node(running: Running, fleet: FleetId, **changes: Any) -> NodeId:

@@ -17,6 +17,7 @@ import click
 from tuneplane import __version__
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused, TuneplaneError
 
+from . import account_commands
 from .card_commands import CARD_COMMANDS
 from .client_commands import COMMANDS, ask_secret, json_option
 from .settings import ControlSettings, WrongSetting, read_control_settings
@@ -30,7 +31,7 @@ def main() -> None:
     """A control plane for fleets of GPU machines."""
 
 
-for command in (*COMMANDS, *CARD_COMMANDS):
+for command in (*COMMANDS, *CARD_COMMANDS, *account_commands.COMMANDS):
     main.add_command(command)
 
 

@@ -181,6 +181,9 @@ class ApiClient:
     def patch(self, path: str, body: Any) -> Any:
         return self._json("PATCH", path, json=body)
 
+    def put(self, path: str) -> Any:
+        return self._json("PUT", path, json={})
+
     def delete(self, path: str) -> Any:
         return self._json("DELETE", path)
 

@@ -23,6 +23,29 @@ def fleets_table(fleets: list[Row]) -> Table:
     return table
 
 
+def users_table(users: list[Row]) -> Table:
+    table = _table("USER", "ROLE", "STATE", "PROJECTS", "SINCE")
+    for user in users:
+        state = Text("disabled", "red") if user["disabled"] else "active"
+        table.add_row(user["username"], user["role"], state, ", ".join(user["projects"]), age(user["created_at"]))
+    return table
+
+
+def projects_table(projects: list[Row]) -> Table:
+    table = _table("PROJECT", "MEMBERS", "SINCE")
+    for project in projects:
+        table.add_row(project["id"], ", ".join(project["members"]), age(project["created_at"]))
+    return table
+
+
+def audit_table(lines: list[Row]) -> Table:
+    table = _table("AT", "WHO", "ACTION", "OBJECT", "DETAIL")
+    for line in lines:
+        action = Text(f"{line['action']} (forced)", "red") if line["forced"] else line["action"]
+        table.add_row(line["at"], line["actor"], action, line["subject"], line["detail"])
+    return table
+
+
 def nodes_table(nodes: list[Row]) -> Table:
     """The three separate things of R-LIV-06, then what they come to."""
     table = _table("NODE", "FLEET", "ADDRESS", "CONNECTION", "SCHEDULING", "CPUS", "MEMORY", "GPUS", "READY")

@@ -11,9 +11,10 @@ from attrs import frozen
 
 from tuneplane.domain.ports import Storage
 from tuneplane.domain.timings import Timings
+from tuneplane.domain.visibility import JobAccess, may_see, may_see_job
 
-from .api_accounts import COMMAND_LINE, Accounts, Credentials, FirstAdministrator, NewToken, TokenDraft
-from .api_base import Base, Clock, Entropy, may_see
+from .api_accounts import COMMAND_LINE, Accounts, Credentials, FirstAdministrator, NewToken, TokenDraft, UserDraft, UserPatch
+from .api_base import Base, Clock, Entropy
 from .api_cards import CardAcceptance, CardPatch, Cards
 from .api_fleets import FleetAnswer, FleetDraft, FleetPatch, Fleets, JoinTokenAnswer, NewJoinToken, answer_fleet
 from .api_hardware import Hardware, SeriesAnswer, SeriesDraft
@@ -31,11 +32,13 @@ from .api_logs import (
     Logs,
 )
 from .api_nodes import EpochAcceptance, GatewayTrust, JoinAnswer, LossDeclaration, NodeAnswer, NodePatch, Nodes, StrangerStop
+from .api_projects import AuditLog, ProjectDraft, Projects
 from .images import ImageResolver, RegistryResolver
 
 __all__ = [
     "COMMAND_LINE",
     "Accounts",
+    "AuditLog",
     "Base",
     "CardAcceptance",
     "CardPatch",
@@ -73,11 +76,17 @@ __all__ = [
     "StrangerStop",
     "Nodes",
     "Preview",
+    "ProjectDraft",
+    "Projects",
     "RegistryResolver",
     "TokenDraft",
+    "UserDraft",
+    "UserPatch",
+    "JobAccess",
     "answer_fleet",
     "make_control_api",
     "may_see",
+    "may_see_job",
 ]
 
 
@@ -86,6 +95,8 @@ class ControlApi:
     """All services as one object."""
 
     accounts: Accounts
+    projects: Projects
+    audit: AuditLog
     fleets: Fleets
     hardware: Hardware
     nodes: Nodes
@@ -114,6 +125,8 @@ def make_control_api(
     nodes = Nodes(storage=storage, clock=clock, entropy=entropy, fleets=fleets, gateway=gateway)
     return ControlApi(
         accounts=Accounts(storage=storage, clock=clock, entropy=entropy),
+        projects=Projects(storage=storage, clock=clock, entropy=entropy),
+        audit=AuditLog(storage=storage, clock=clock, entropy=entropy),
         fleets=fleets,
         hardware=Hardware(storage=storage, clock=clock, entropy=entropy),
         nodes=nodes,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from collections.abc import Collection
+from datetime import datetime, timedelta
 
 from attrs import field, frozen
 
+from tuneplane.domain.accounts import AccountChange, ConsoleSession
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused
-from tuneplane.domain.ids import TokenId, UserName
-from tuneplane.domain.jobs import ApiToken, User
+from tuneplane.domain.ids import SessionId, TokenId, UserName
+from tuneplane.domain.jobs import ApiToken, Page, User
 from tuneplane.domain.secrets import SECRET_ENTROPY_BYTES, SecretKind, secret_hash, spell_secret
 
-from .api_base import Base
+from .api_base import Base, log, require_admin
 from .passwords import Passwords, check_password
 
 ROLES = ("admin", "user")
@@ -30,6 +32,29 @@ class Credentials:
 
     username: str
     password: str = field(repr=False)
+
+
+@frozen(kw_only=True)
+class UserDraft:
+    """Body of ``POST /api/users``. Without a password nobody can sign in as it until one is set."""
+
+    username: str
+    role: str = "user"
+    password: str | None = field(default=None, repr=False)
+
+
+@frozen(kw_only=True)
+class UserPatch:
+    """Body of ``PATCH /api/users/{username}``: what is absent stays.
+
+    ``disabled`` and ``password`` end the account's console sessions; ``revoke_tokens`` ends its API tokens, which a new
+    password alone leaves as they are.
+    """
+
+    role: str | None = None
+    disabled: bool | None = None
+    password: str | None = field(default=None, repr=False)
+    revoke_tokens: bool = False
 
 
 @frozen(kw_only=True)
@@ -95,25 +120,55 @@ class Accounts(Base):
         """A new account, made by ``by``. InvalidInput for a bad name, role or password; Refused(code="exists")."""
         if not USER_NAME.fullmatch(username):
             raise InvalidInput("username", "must be 1 to 63 of a-z, 0-9, '.', '_' and '-', starting and ending with a letter or digit")
-        if role not in ROLES:
-            raise InvalidInput("role", f"must be one of {', '.join(ROLES)}")
-        if password is not None:
-            check_password(password)
-        hashed = await self.passwords.hash(password) if password is not None else None
+        _check_role(role)
+        hashed = await self._hash(password)
         user = await self.storage.create_user(UserName(username), role, hashed, self.clock(), by=by)
         self.tell(by, "user.create", username, role)
         return user
 
-    async def login(self, credentials: Credentials) -> User:
-        """The account of a name and its password. Refused(code="wrong-credentials") never says which was wrong."""
+    async def _hash(self, password: str | None) -> str | None:
+        if password is None:
+            return None
+        check_password(password)
+        return await self.passwords.hash(password)
+
+    async def create(self, caller: User, draft: UserDraft) -> User:
+        require_admin(caller)
+        return await self.create_user(caller.username, draft.username, draft.role, draft.password)
+
+    async def list_page(self, caller: User, page: Page) -> tuple[list[User], str | None]:
+        require_admin(caller)
+        return await self.storage.list_users(page)
+
+    async def update(self, caller: User, username: UserName, patch: UserPatch) -> User:
+        """Change an account; every process and every open stream acts on it at once. Refused(code="last-admin")."""
+        require_admin(caller)
+        if patch.role is not None:
+            _check_role(patch.role)
+        hashed = await self._hash(patch.password)
+        change = AccountChange(role=patch.role, disabled=patch.disabled, password_hash=hashed, revoke_tokens=patch.revoke_tokens)
+        user = await self.storage.update_user(username, change, caller.username, self.clock())
+        self.tell(caller.username, "user.update", username, str(change))
+        return user
+
+    async def look_up(self, usernames: Collection[UserName]) -> dict[UserName, User]:
+        """Those of the accounts that are enabled, as they are now."""
+        return {user.username: user for user in await self.storage.get_users(usernames) if not user.disabled}
+
+    async def login(self, credentials: Credentials, life: timedelta) -> tuple[User, ConsoleSession]:
+        """Open a console session with a name and its password. Refused(code="wrong-credentials") never says which was wrong."""
         known = USER_NAME.fullmatch(credentials.username) is not None
         name = UserName(credentials.username)
         stored = await self.storage.password_hash(name) if known else None
         matches = await self.passwords.verify(stored, credentials.password)
-        user = await self.storage.get_user(name) if matches else None
-        if user is None or user.disabled:
+        now = self.clock()
+        session = ConsoleSession(id=SessionId(self.new_id("ses")), username=name, created_at=now, expires_at=now + life)
+        user = await self.storage.open_console_session(session, stored) if matches and stored is not None else None
+        if user is None:
+            log.warning("sign-in refused", username=name if stored is not None else "")  # an unknown name may be a password
             raise Refused("wrong-credentials", "the user name or the password is wrong, or the account is disabled")
-        return user
+        self.tell(name, "session.open", session.id)
+        return user, session
 
     async def user_of_token(self, token: str) -> User:
         """The enabled owner of a live API token. Refused(code="unauthenticated")."""
@@ -122,12 +177,17 @@ class Accounts(Base):
             raise Refused("unauthenticated", "the API token is unknown or revoked, or its owner is disabled")
         return user
 
-    async def user_of_session(self, username: str) -> User:
-        """The enabled account that a signed session names. Refused(code="unauthenticated")."""
-        user = await self.storage.get_user(UserName(username))
-        if user is None or user.disabled:
-            raise Refused("unauthenticated", "the account is gone or disabled; sign in again")
+    async def user_of_session(self, session: SessionId) -> User:
+        """The enabled owner of a session that has not ended. Refused(code="unauthenticated")."""
+        user = await self.storage.user_by_session(session, self.clock())
+        if user is None:
+            raise Refused("unauthenticated", "the session has ended, or its account is disabled; sign in again")
         return user
+
+    async def logout(self, caller: User, session: SessionId) -> None:
+        """End the session, in every process at once."""
+        if await self.storage.close_console_session(session, self.clock()):
+            self.tell(caller.username, "session.close", session)
 
     async def create_token(self, username: UserName, draft: TokenDraft, *, by: UserName | None = None) -> NewToken:
         """Mint an API token of ``username``, who does it himself unless ``by`` says who does."""
@@ -156,3 +216,8 @@ class Accounts(Base):
         await self.storage.create_api_token(token, secret_hash(secret), by=by)
         self.tell(by, "token.create", token.id, f"{name} of {username}")
         return token
+
+
+def _check_role(role: str) -> None:
+    if role not in ROLES:
+        raise InvalidInput("role", f"must be one of {', '.join(ROLES)}")

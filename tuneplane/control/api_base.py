@@ -9,7 +9,6 @@ import structlog
 from attrs import frozen
 
 from tuneplane.domain.errors import Refused
-from tuneplane.domain.fleets import Fleet, Visibility
 from tuneplane.domain.ids import ID_ENTROPY_BYTES, UserName, spell_id
 from tuneplane.domain.jobs import User
 from tuneplane.domain.ports import Storage
@@ -45,8 +44,3 @@ def require_admin(caller: User) -> None:
     """R-FLT-05: Refused(code="forbidden") unless ``caller`` is an administrator."""
     if caller.role != "admin":
         raise Refused("forbidden", "only an administrator may do this")
-
-
-def may_see(caller: User, fleet: Fleet) -> bool:
-    """A project Fleet is seen by administrators only until projects have members (R-FLT-08)."""
-    return caller.role == "admin" or fleet.visibility is Visibility.PUBLIC

@@ -19,11 +19,12 @@ from tuneplane.domain.fleets import (
     Visibility,
     check_slug,
 )
-from tuneplane.domain.ids import FleetId, TokenId
+from tuneplane.domain.ids import FleetId, ProjectId, TokenId
 from tuneplane.domain.jobs import JoinToken, Page, User
 from tuneplane.domain.secrets import SECRET_ENTROPY_BYTES, SecretKind, secret_hash, spell_secret
+from tuneplane.domain.visibility import may_see
 
-from .api_base import Base, log, may_see, require_admin
+from .api_base import Base, log, require_admin
 
 JOIN_TOKEN_LIFE = timedelta(hours=24)  # R-ENR-01
 MOST_FLEETS = 500  # a placement looks at every visible Fleet; one page of the list holds them all
@@ -117,9 +118,15 @@ class Fleets(Base):
             config=draft.config,
             created_at=self.clock(),
         )
+        await self._check_project(fleet.project)
         await self.storage.create_fleet(fleet, by=caller.username)
         self.tell(caller.username, "fleet.create", fleet.id, draft.kind.value)
         return _logged(fleet)
+
+    async def _check_project(self, project: str | None) -> None:
+        """There is one of this name: a Fleet of another would be seen by nobody. Projects are never deleted."""
+        if project is not None and await self.storage.get_project(ProjectId(project)) is None:
+            raise InvalidInput("project", f"there is no project named {project!r}")
 
     async def get(self, caller: User, fleet: FleetId) -> Fleet:
         """The Fleet, or the same NotFound for one that does not exist and one that the caller may not see (R-FLT-08)."""
@@ -129,13 +136,13 @@ class Fleets(Base):
         return found
 
     async def list_page(self, caller: User, page: Page) -> tuple[list[FleetAnswer], str | None]:
-        fleets, cursor = await self.storage.list_fleets(page)
-        return [answer_fleet(fleet) for fleet in fleets if may_see(caller, fleet)], cursor
+        fleets, cursor = await self.storage.list_fleets(page, seen_by=caller)
+        return [answer_fleet(fleet) for fleet in fleets], cursor
 
     async def visible(self, caller: User) -> list[Fleet]:
         """All Fleets that a placement may look at, at most MOST_FLEETS."""
-        fleets, _ = await self.storage.list_fleets(Page(limit=MOST_FLEETS))
-        return [fleet for fleet in fleets if may_see(caller, fleet)]
+        fleets, _ = await self.storage.list_fleets(Page(limit=MOST_FLEETS), seen_by=caller)
+        return fleets
 
     async def update(self, caller: User, fleet: FleetId, patch: FleetPatch) -> FleetAnswer:
         """Change what the patch gives. ``kind`` and ``delivery`` never change (R-FLT-02)."""
@@ -147,6 +154,7 @@ class Fleets(Base):
                 raise InvalidInput(name, f"never changes after creation; it is {getattr(before, name).value!r}")
         check_config(patch.config or {})
         visibility = patch.visibility or before.visibility
+        await self._check_project(patch.project)
         changed = await self.storage.update_fleet(
             fleet,
             capabilities=None if patch.capabilities is None else _capabilities(patch.capabilities),

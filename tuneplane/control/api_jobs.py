@@ -8,17 +8,19 @@ from datetime import datetime
 import trio
 from attrs import evolve, field, frozen
 
+from tuneplane.domain.accounts import DEFAULT_PROJECT
 from tuneplane.domain.admission import WORKLOAD_OF, Candidate, admission_reasons, choose
 from tuneplane.domain.errors import InvalidInput, NotFound, Reason, Refused
 from tuneplane.domain.fairness import foresee, releases_of, wants_releases
 from tuneplane.domain.fleets import Fleet, FleetKind
-from tuneplane.domain.ids import FleetId, JobId, NodeId, TraceId
+from tuneplane.domain.ids import FleetId, JobId, NodeId, ProjectId, TraceId
 from tuneplane.domain.jobs import Job, JobSummary, Page, TimelineEvent, User
 from tuneplane.domain.jobspec import JobSpec, check_job_spec, check_node_fleet_shape, check_supported
 from tuneplane.domain.launch_table import JobState
 from tuneplane.domain.nodes import Node
 from tuneplane.domain.placement import Placed, place
 from tuneplane.domain.timings import Timings
+from tuneplane.domain.visibility import ADMIN, may_change_job, may_see_job
 from tuneplane.domain.waiting import WaitingGroup, by_cause, waiting_of
 
 from .api_base import Base
@@ -56,7 +58,7 @@ class _Admitted:
 
 @frozen(kw_only=True)
 class Jobs(Base):
-    """Jobs as their owners and administrators see them; to all others they do not exist."""
+    """Jobs as their owners, the members of their projects and administrators see them; to all others they do not exist."""
 
     fleets: Fleets
     images: ImageResolver
@@ -115,28 +117,36 @@ class Jobs(Base):
         )
 
     async def get(self, caller: User, job: JobId) -> Job:
-        """The job with its attempts. NotFound also for somebody else's."""
+        """The job with its attempts. NotFound also for one that the caller may not see."""
+        await self.check(caller, job)
         found = await self.storage.get_job(job)
-        if found is None or not _may_see(caller, found):
+        if found is None:
             raise NotFound("job", job)
         return evolve(found, waiting=waiting_of(found))
 
     async def waiting(self, caller: User, fleet: FleetId | None = None) -> list[WaitingGroup]:
-        """What waits and why, by cause: of the caller's jobs, or of everybody's for an administrator (L-L4)."""
-        owner = None if caller.role == "admin" else caller.username
-        return by_cause(await self.storage.waiting_by_reasons(fleet=fleet, owner=owner))
+        """What waits and why, by cause: of the jobs that the caller sees (L-L4)."""
+        return by_cause(await self.storage.waiting_by_reasons(fleet=fleet, seen_by=caller))
+
+    async def check(self, caller: User, job: JobId, *, to_change: bool = False) -> None:
+        """That the caller may see the job; or the same NotFound, after the same one look, as where there is none. ``to_change``:
+        and stop or retry it; Refused(code="forbidden") for who may only see it."""
+        access = await self.storage.job_access(job)
+        if access is None or not may_see_job(caller, access):
+            raise NotFound("job", job)
+        if to_change and not may_change_job(caller, access):
+            raise Refused("forbidden", f"job {job} is {access.owner}'s: only its owner or an administrator may do this")
 
     async def list_page(
         self, caller: User, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None
     ) -> tuple[list[JobSummary], str | None]:
-        """Newest first: the caller's own, or everybody's for an administrator."""
-        owner = None if caller.role == "admin" else caller.username
-        jobs, cursor = await self.storage.list_jobs(page, states=states, fleet=fleet, owner=owner)
+        """Newest first: the caller's own and those of his projects, or everybody's for an administrator."""
+        jobs, cursor = await self.storage.list_jobs(page, states=states, fleet=fleet, seen_by=caller)
         return [evolve(job, waiting=waiting_of(job)) for job in jobs], cursor
 
     async def stop(self, caller: User, job: JobId) -> Job:
         """Accept a stop, once and for ever; a repeat and a stop of an ended job change nothing (R-LCH-12)."""
-        await self.get(caller, job)
+        await self.check(caller, job, to_change=True)
         stopped = await self.storage.request_stop(job, caller.username, self.clock())
         self.tell(caller.username, "job.stop", job)
         return stopped
@@ -146,6 +156,7 @@ class Jobs(Base):
 
         A repeat changes nothing before that attempt is placed; with ``after``, the attempt that was seen to fail, never.
         """
+        await self.check(caller, job, to_change=True)
         found = await self.get(caller, job)
         if after is not None and not 1 <= after <= max(found.attempt_number, 1):  # nobody can have seen that one fail
             raise InvalidInput("after", f"must be the number of an attempt that failed: job {job} has {found.attempt_number}")
@@ -154,22 +165,34 @@ class Jobs(Base):
         return queued
 
     async def timeline(self, caller: User, job: JobId) -> list[TimelineEvent]:
-        await self.get(caller, job)
+        await self.check(caller, job)
         return await self.storage.timeline(job, TIMELINE_EVENTS)
 
     async def _first_answer(self, caller: User, spec: JobSpec, key: str) -> Job | None:
         if not 1 <= len(key) <= MOST_KEY or not (key.isascii() and key.isprintable()):
             raise InvalidInput("Idempotency-Key", f"must be 1 to {MOST_KEY} printable ASCII characters")
         first = await self.storage.find_submission(caller.username, key)
-        return _same(first, spec) if first is not None else None
+        if first is None:
+            return None
+        await self.check(caller, first.id)  # its Fleet may have gone out of his sight since
+        return _same(first, spec)
 
     async def _admit(self, caller: User, spec: JobSpec) -> _Admitted:
         check_job_spec(spec)
         check_supported(spec.spec)
         check_node_fleet_shape(spec.spec)  # this version has no other back end to point a larger job to
         _check_labels(spec)
+        await self._check_project(caller, spec.metadata.project)
         fleet, nodes = await self._choose(caller, spec)
         return _Admitted(fleet, nodes, await self._resolve(spec.spec.runtime.image or ""))
+
+    async def _check_project(self, caller: User, project: str) -> None:
+        """A job is of a project that its submitter is a member of, or of ``default``, which is everybody's own; administrators
+        may name any. What is not his is not told from what is not there."""
+        if project == DEFAULT_PROJECT or project in caller.projects:
+            return
+        if caller.role != ADMIN or await self.storage.get_project(ProjectId(project)) is None:
+            raise InvalidInput("metadata.project", f"you are a member of no project {project!r}; leave it out for a job of your own")
 
     async def _resolve(self, image: str) -> str:
         try:
@@ -205,10 +228,6 @@ def _backend_reasons(fleet: Fleet) -> tuple[Reason, ...]:
     if fleet.kind is FleetKind.NODE:
         return ()
     return (Reason("back-end", f"Fleet {fleet.id} is of kind {fleet.kind.value!r}, which this version cannot run jobs on", fleet.id),)
-
-
-def _may_see(caller: User, job: Job) -> bool:
-    return caller.role == "admin" or job.owner == caller.username
 
 
 def _check_labels(spec: JobSpec) -> None:

@@ -106,6 +106,7 @@ class FollowEnded:
 FollowEvent = Union[FollowWaiting, FollowBytes, FollowInterrupted, FollowEnded]
 Emit = Callable[[FollowEvent], Awaitable[None]]
 Pause = Callable[[], Awaitable[None]]
+Caller = Callable[[], Awaitable[User]]
 
 
 @frozen(kw_only=True)
@@ -186,14 +187,14 @@ class Logs:
         kept = bytes(data[: choice.max_bytes])
         return LogBytes(data=kept, offset=start, next_offset=start + len(kept), gap=gap, ended=whole and complete)
 
-    async def follow(self, caller: User, job: JobId, choice: LogChoice, emit: Emit, pause: Pause) -> None:
+    async def follow(self, caller: Caller, job: JobId, choice: LogChoice, emit: Emit, pause: Pause) -> None:
         """Hand every event to ``emit`` until the log has ended; cancelling cancels the read on the Node.
 
-        ``pause`` waits until something may have changed. The caller's right to see the job is asked again each round.
+        ``pause`` waits until something may have changed. Who ``caller`` is, and whether he may see the job, is asked each round.
         """
         _check(choice)
         state = _Follow(logs=self, emit=emit, offset=choice.offset, tail_lines=choice.tail_lines)
-        while not await state.round(await self.jobs.get(caller, job), choice):
+        while not await state.round(await self.jobs.get(await caller(), job), choice):
             await pause()
 
 

@@ -22,6 +22,7 @@ from tuneplane.domain.liveness import Readiness, readiness
 from tuneplane.domain.nodes import Capacity, Connection, Cordon, Node, NodeState
 from tuneplane.domain.secrets import SECRET_ENTROPY_BYTES, SecretKind, secret_hash, spell_secret
 from tuneplane.domain.text import plain, plain_tree
+from tuneplane.domain.visibility import may_see
 
 from .api_base import Base, log, require_admin
 from .api_fleets import Fleets
@@ -206,18 +207,25 @@ class Nodes(Base):
 
     async def get(self, caller: User, node: NodeId) -> NodeAnswer:
         """NotFound also for a Node of a Fleet that the caller may not see."""
-        now = self.clock()
+        fleet, now = await self.check(caller, node), self.clock()
         found = await self.storage.get_node(node, now)
         if found is None:
             raise NotFound("Node", node)
-        return answer_node(found, await self._fleet_of(caller, found), now)
+        return answer_node(found, fleet, now)
+
+    async def check(self, caller: User, node: NodeId) -> Fleet:
+        """The Fleet of a Node that the caller may see; or the same NotFound, after the same one look, as where there is none."""
+        fleet = await self.storage.fleet_of_node(node)
+        if fleet is None or not may_see(caller, fleet):
+            raise NotFound("Node", node)
+        return fleet
 
     async def list_page(self, caller: User, fleet: FleetId | None, page: Page) -> tuple[list[NodeAnswer], str | None]:
         """The Nodes of one Fleet, or of all that the caller may see."""
         now = self.clock()
         fleets = [await self.fleets.get(caller, fleet)] if fleet is not None else await self.fleets.visible(caller)
         by_id = {one.id: one for one in fleets}
-        nodes, cursor = await self.storage.list_nodes(fleet, page, now)
+        nodes, cursor = await self.storage.list_nodes(fleet, page, now, seen_by=caller)
         return [answer_node(node, by_id[node.fleet], now) for node in nodes if node.fleet in by_id], cursor
 
     async def set_state(self, caller: User, node: NodeId, patch: NodePatch) -> NodeAnswer:

@@ -24,6 +24,7 @@ class User:
     role: str  # "admin" or "user"
     disabled: bool = False
     created_at: datetime
+    projects: tuple[str, ...] = ()  # whose member he is, in the order of their names
 
 
 @frozen(kw_only=True)

@@ -16,6 +16,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Protocol
 
+from .account_ports import AccountStore, AuditStore, ProjectStore
 from .errors import Reason
 from .fleets import Capability, Fleet, FleetState, Visibility
 from .frames import Hello, Observation
@@ -23,7 +24,6 @@ from .hardware import Registry, Series
 from .ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, OperationId, SeriesId, TokenId, TraceId, UserName, WorkerId
 from .inventory import Inventory
 from .jobs import (
-    ApiToken,
     Claim,
     EncryptedIdentity,
     GatewayAddress,
@@ -44,6 +44,7 @@ from .jobspec import JobSpec
 from .launch_table import AttemptAction, AttemptState, Cause, JobState, LaunchView, Verdict
 from .nodes import Node, NodeState
 from .sight import Sight
+from .visibility import JobAccess
 from .waiting import WaitingJobs
 
 
@@ -55,39 +56,7 @@ class Topic(str, Enum):
     COMMANDS = "commands"  # a command was persisted: gateways look
     SESSIONS = "sessions"  # a session or credential changed: gateways look
     CONSOLE = "console"  # anything a person may be watching changed
-
-
-class AccountStore(Protocol):
-    async def create_user(
-        self,
-        username: UserName,
-        role: str,
-        password_hash: str | None,
-        now: datetime,
-        *,
-        token: tuple[ApiToken, str] | None = None,
-        by: UserName | None = None,
-    ) -> User:
-        """Refused(code="exists") when the name is taken. ``token`` (with its secret's hash) is its own from the start."""
-
-    async def get_user(self, username: UserName) -> User | None: ...
-
-    async def password_hash(self, username: UserName) -> str | None: ...
-
-    async def list_users(self, page: Page) -> tuple[list[User], str | None]: ...
-
-    async def count_users(self) -> int: ...
-
-    async def create_api_token(self, token: ApiToken, secret_hash: str, *, by: UserName | None = None) -> None: ...
-
-    async def user_by_token(self, secret_hash: str, now: datetime) -> User | None:
-        """The enabled owner of a live API token."""
-
-    async def list_api_tokens(self, username: UserName) -> list[ApiToken]: ...
-
-    async def revoke_api_token(self, username: UserName, token: TokenId, now: datetime, *, by: UserName | None = None) -> bool: ...
-
-    async def audit(self, actor: UserName, action: str, subject: str, detail: str, forced: bool, now: datetime) -> None: ...
+    ACCOUNTS = "accounts"  # who somebody is, or what he may see: whoever holds a stream open asks again
 
 
 class FleetStore(Protocol):
@@ -96,7 +65,8 @@ class FleetStore(Protocol):
 
     async def get_fleet(self, fleet: FleetId) -> Fleet | None: ...
 
-    async def list_fleets(self, page: Page) -> tuple[list[Fleet], str | None]: ...
+    async def list_fleets(self, page: Page, *, seen_by: User | None = None) -> tuple[list[Fleet], str | None]:
+        """Newest first; only those that ``seen_by`` may see (domain/visibility.py), so that neither pages nor cursors tell of others."""
 
     async def update_fleet(
         self,
@@ -169,7 +139,13 @@ class EnrolmentStore(Protocol):
 class NodeStore(Protocol):
     async def get_node(self, node: NodeId, now: datetime) -> Node | None: ...
 
-    async def list_nodes(self, fleet: FleetId | None, page: Page, now: datetime) -> tuple[list[Node], str | None]: ...
+    async def fleet_of_node(self, node: NodeId) -> Fleet | None:
+        """What decides who may see an enrolled Node: one look, whether there is one or not."""
+
+    async def list_nodes(
+        self, fleet: FleetId | None, page: Page, now: datetime, *, seen_by: User | None = None
+    ) -> tuple[list[Node], str | None]:
+        """Newest first; of one Fleet when given, of Fleets that ``seen_by`` may see."""
 
     async def set_node_state(self, node: NodeId, state: NodeState, reason: str, now: datetime, *, by: UserName | None = None) -> Node:
         """NotFound. ``active`` lifts the operator's cordon and that of a lost journal; other owners lift their own (L-F4)."""
@@ -293,12 +269,15 @@ class JobStore(Protocol):
         """The job that ``owner`` submitted under the key: a repeat is answered before it is judged again."""
 
     async def list_jobs(
-        self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None, owner: UserName | None = None
+        self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None, seen_by: User | None = None
     ) -> tuple[list[JobSummary], str | None]:
-        """Newest first; of one owner when given."""
+        """Newest first; those that ``seen_by`` may see."""
 
-    async def waiting_by_reasons(self, *, fleet: FleetId | None = None, owner: UserName | None = None) -> list[WaitingJobs]:
-        """All queued jobs, of one owner when given, put together by Fleet and reasons."""
+    async def job_access(self, job: JobId) -> JobAccess | None:
+        """What decides who may see a job: one look, whether there is one or not."""
+
+    async def waiting_by_reasons(self, *, fleet: FleetId | None = None, seen_by: User | None = None) -> list[WaitingJobs]:
+        """All queued jobs that ``seen_by`` may see, put together by Fleet and reasons."""
 
     async def request_stop(self, job: JobId, by: UserName, now: datetime) -> Job:
         """Accept a stop, once and for ever, in one transaction (R-LCH-12); idempotent. NotFound.
@@ -395,6 +374,8 @@ class PokeStore(Protocol):
 
 class Storage(
     AccountStore,
+    ProjectStore,
+    AuditStore,
     FleetStore,
     HardwareStore,
     EnrolmentStore,

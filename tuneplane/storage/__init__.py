@@ -2,11 +2,11 @@
 
 :func:`open_storage` gives the one object that implements :class:`tuneplane.domain.ports.Storage`. Every method is one
 unit of work with one fault point around its COMMIT (``storage.<method>``; reads have none). Locks are taken in one
-order everywhere: job, attempt, Node, session, member, command, capacity, holds; within a kind by id. So units wait for
+order everywhere: project, account, job, attempt, Node, session, member, command, capacity, holds; within a kind by id. So units wait for
 each other and never deadlock.
 
 Long-lived tasks: ``EmbeddedPostgres.run`` (one, owned by whoever runs it; holds the server process), and one LISTEN
-task an open ``open_pokes`` block (owned by the block; a set of at most five topics). Connections: ``size`` in the pool
+task an open ``open_pokes`` block (owned by the block; a set of at most six topics). Connections: ``size`` in the pool
 and one a LISTEN; a caller waits for a free one as long as its own scope allows.
 """
 

@@ -11,10 +11,11 @@ from tuneplane.bridge.postgres import Connection, ConstraintViolated, Row
 from tuneplane.domain.errors import NotFound, Reason, Refused
 from tuneplane.domain.fleets import Capability, Delivery, Fleet, FleetKind, FleetState, Visibility
 from tuneplane.domain.ids import FleetId, UserName
-from tuneplane.domain.jobs import Page
+from tuneplane.domain.jobs import Page, User
 from tuneplane.domain.ports import Topic
 
 from .database import Aggregate, audit, keys_of, page_of, poke
+from .seen import fleet_seen, projects_of
 
 NAMED_IN_REFUSAL = 20  # Nodes and jobs that a refusal lists by name; the sentence has the whole count
 
@@ -32,13 +33,14 @@ class Fleets(Aggregate):
 
     async def get_fleet(self, fleet: FleetId) -> Fleet | None:
         row = await self._db.fetchrow("SELECT * FROM fleet WHERE id = $1", fleet)
-        return _fleet(row) if row is not None else None
+        return fleet_of(row) if row is not None else None
 
-    async def list_fleets(self, page: Page) -> tuple[list[Fleet], str | None]:
+    async def list_fleets(self, page: Page, *, seen_by: User | None = None) -> tuple[list[Fleet], str | None]:
         keys = keys_of(page)
-        sql = "SELECT * FROM fleet WHERE (created_at, id) < ($1, $2) ORDER BY created_at DESC, id DESC LIMIT $3"
-        rows, cursor = page_of(await self._db.fetch(sql, keys.at, keys.id, keys.limit), page)
-        return [_fleet(row) for row in rows], cursor
+        seen = fleet_seen("$4")
+        sql = f"SELECT * FROM fleet WHERE (created_at, id) < ($1, $2) AND {seen} ORDER BY created_at DESC, id DESC LIMIT $3"  # noqa: S608
+        rows, cursor = page_of(await self._db.fetch(sql, keys.at, keys.id, keys.limit, projects_of(seen_by)), page)
+        return [fleet_of(row) for row in rows], cursor
 
     async def update_fleet(
         self,
@@ -98,8 +100,8 @@ async def _update(
         raise NotFound("Fleet", fleet)
     given = {"capabilities": capabilities, "visibility": visibility, "project": project, "state": state, "config": config}
     await audit(connection, by, "fleet.update", fleet, now or row["created_at"], what_changed(given))
-    await poke(connection, Topic.JOBS, Topic.CONSOLE)
-    return _fleet(row)
+    await poke(connection, Topic.JOBS, Topic.ACCOUNTS, Topic.CONSOLE)  # who may see it may be others now
+    return fleet_of(row)
 
 
 def what_changed(given: Mapping[str, object]) -> str:
@@ -141,7 +143,7 @@ def _names(capabilities: tuple[Capability, ...]) -> list[str]:
     return [capability.value for capability in capabilities]
 
 
-def _fleet(row: Row) -> Fleet:
+def fleet_of(row: Row) -> Fleet:
     created_at: datetime = row["created_at"]
     return Fleet(
         id=row["id"],

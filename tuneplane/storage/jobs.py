@@ -16,6 +16,7 @@ from tuneplane.domain.jobs import (
     MemberRecord,
     Page,
     TimelineEvent,
+    User,
     Waiting,
     first_reason,
     waiting_for_peers,
@@ -26,10 +27,13 @@ from tuneplane.domain.launch_table import FINAL_JOB_STATES, AttemptState, Cause,
 from tuneplane.domain.plan import PlanSight, sight
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import STOPPED, cause_between_attempts, cause_of_stop, check_retry
+from tuneplane.domain.visibility import JobAccess
 from tuneplane.domain.waiting import NOT_LOOKED_AT, WaitingJobs
 
 from .database import Aggregate, audit, clean, from_json, keys_of, note, page_of, poke, to_json
+from .fleets import fleet_of
 from .launches import member_views
+from .seen import job_seen
 from .sight import SILENT_SINCE, WITH_SESSION
 from .specs import spec_of
 from .stopping import stop_members
@@ -67,16 +71,16 @@ class Jobs(Aggregate):
         return job_of(row) if row is not None else None
 
     async def list_jobs(
-        self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None, owner: UserName | None = None
+        self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None, seen_by: User | None = None
     ) -> tuple[list[JobSummary], str | None]:
         keys = keys_of(page)
-        asked, args = _filters(states, fleet, owner, at=4)
+        asked, args = _filters(states, fleet, seen_by, at=4)
         sql = f"SELECT {SUMMARY} FROM job WHERE (created_at, id) < ($1, $2){asked} ORDER BY created_at DESC, id DESC LIMIT $3"  # noqa: S608
         rows, cursor = page_of(await self._db.fetch(sql, keys.at, keys.id, keys.limit, *args), page)
         return [_summary(row) for row in rows], cursor
 
-    async def waiting_by_reasons(self, *, fleet: FleetId | None = None, owner: UserName | None = None) -> list[WaitingJobs]:
-        asked, args = _filters((), fleet, owner, at=1)
+    async def waiting_by_reasons(self, *, fleet: FleetId | None = None, seen_by: User | None = None) -> list[WaitingJobs]:
+        asked, args = _filters((), fleet, seen_by, at=1)
         sql = (
             "SELECT fleet_id, waiting_code, waiting_reasons::text AS reasons, count(*) AS jobs,"  # noqa: S608
             " min(coalesce(waiting_since, created_at)) AS since,"
@@ -84,6 +88,13 @@ class Jobs(Aggregate):
             f" FROM job WHERE state = 'queued'{asked} GROUP BY fleet_id, waiting_code, waiting_reasons::text"
         )
         return [_waiting_jobs(row) for row in await self._db.fetch(sql, *args)]
+
+    async def job_access(self, job: JobId) -> JobAccess | None:
+        sql = "SELECT owner, job.project AS job_project, fleet.* FROM job LEFT JOIN fleet ON fleet.id = job.fleet_id WHERE job.id = $1"
+        row = await self._db.fetchrow(sql, job)
+        if row is None:
+            return None
+        return JobAccess(owner=row["owner"], project=row["job_project"], fleet=fleet_of(row) if row["id"] is not None else None)
 
     async def waiting_fleets(self, now: datetime) -> list[FleetId]:
         sql = (
@@ -135,14 +146,14 @@ SUMMARY = (
 )
 
 
-def _filters(states: Sequence[JobState], fleet: FleetId | None, owner: UserName | None, *, at: int) -> tuple[str, list[object]]:
+def _filters(states: Sequence[JobState], fleet: FleetId | None, seen_by: User | None, *, at: int) -> tuple[str, list[object]]:
     """Conditions only for what is asked, so that an index serves each; their arguments begin at ``$at``."""
     asked: list[tuple[str, object]] = [("state = ANY(${})", [state.value for state in states])] if states else []
     asked += [("fleet_id = ${}", fleet)] if fleet is not None else []
-    asked += [("owner = ${}", owner)] if owner is not None else []
     sql = "".join(f" AND {condition.format(number)}" for number, (condition, _) in enumerate(asked, at))
     live = " AND ended_at IS NULL" if states and FINAL_JOB_STATES.isdisjoint(states) else ""
-    return sql + live, [value for _, value in asked]
+    seen, who = job_seen(seen_by, at + len(asked))
+    return sql + live + seen, [*(value for _, value in asked), *who]
 
 
 async def _submit(

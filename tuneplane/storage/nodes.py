@@ -9,11 +9,12 @@ from typing import Any
 
 from tuneplane.bridge.postgres import Connection, Row
 from tuneplane.domain.errors import NotFound, Reason, Refused
+from tuneplane.domain.fleets import Fleet
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.hardware import Registry, series_by_card
 from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
 from tuneplane.domain.inventory import Inventory
-from tuneplane.domain.jobs import Page
+from tuneplane.domain.jobs import Page, User
 from tuneplane.domain.nodes import MOST_VIOLATIONS, Capacity, Card, Cordon, Node, NodeState
 from tuneplane.domain.nodes import Connection as Link
 from tuneplane.domain.ports import Topic
@@ -21,8 +22,10 @@ from tuneplane.domain.verdict import DECLARED_LOST, NODE_REMOVED
 
 from .commands import insert_stop, withdraw
 from .database import Aggregate, audit, clean, from_json, keys_of, note, page_of, poke
+from .fleets import fleet_of
 from .hardware import read_registry
 from .holds import release
+from .seen import fleet_seen, projects_of
 from .stopping import was_sent
 
 # Its cards, for people: a planner, which asks for thousands of Nodes, needs only the free ones.
@@ -66,13 +69,23 @@ class Nodes(Aggregate):
         row = await self._db.fetchrow(f"{VIEW} AND node.id = $1", node)
         return node_of(row, now, await self._registry()) if row is not None else None
 
-    async def list_nodes(self, fleet: FleetId | None, page: Page, now: datetime) -> tuple[list[Node], str | None]:
+    async def fleet_of_node(self, node: NodeId) -> Fleet | None:
+        row = await self._db.fetchrow(
+            "SELECT fleet.* FROM node JOIN fleet ON fleet.id = fleet_id WHERE node.id = $1 AND removed_at IS NULL", node
+        )
+        return fleet_of(row) if row is not None else None
+
+    async def list_nodes(
+        self, fleet: FleetId | None, page: Page, now: datetime, *, seen_by: User | None = None
+    ) -> tuple[list[Node], str | None]:
         keys = keys_of(page)
         sql = (
             f"{VIEW} AND ($1::text IS NULL OR fleet_id = $1) AND (node.created_at, node.id) < ($2, $3)"
+            f" AND EXISTS (SELECT FROM fleet WHERE fleet.id = fleet_id AND {fleet_seen('$5')})"
             " ORDER BY node.created_at DESC, node.id DESC LIMIT $4"
         )
-        rows, cursor = page_of(await self._db.fetch(sql, fleet, keys.at, keys.id, keys.limit), page)
+        found = await self._db.fetch(sql, fleet, keys.at, keys.id, keys.limit, projects_of(seen_by))
+        rows, cursor = page_of(found, page)
         registry = await self._registry()
         return [node_of(row, now, registry) for row in rows], cursor
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .accounts import Accounts
+from .audit_log import AuditLog
 from .cards import Cards
 from .commands import Commands
 from .enrolment import Enrolment
@@ -18,6 +19,7 @@ from .migrations import check
 from .nodes import Nodes
 from .observations import Observations
 from .pokes import Pokes
+from .projects import Projects
 from .sessions import Sessions
 from .sight import Sights
 from .stranger_stops import Strangers
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 class PostgresStorage(
     Accounts,
+    Projects,
+    AuditLog,
     Fleets,
     Hardware,
     Enrolment,

@@ -8,7 +8,7 @@ the database is recent: without it a console would show an old state as a live o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -17,12 +17,14 @@ import structlog
 import trio
 from attrs import define, evolve, field, frozen
 
-from tuneplane.control.api import ControlApi, NodeAnswer, may_see
+from tuneplane.control.api import ControlApi, JobAccess, NodeAnswer, may_see, may_see_job
+from tuneplane.domain.accounts import AuditFilter
 from tuneplane.domain.errors import NotFound, StorageUnavailable
 from tuneplane.domain.fleets import Fleet
 from tuneplane.domain.ids import FleetId, JobId, UserName
 from tuneplane.domain.jobs import Job, JobSummary, Page, User
 from tuneplane.domain.ports import Storage, Topic
+from tuneplane.domain.visibility import ADMIN
 
 log = structlog.get_logger("tuneplane.web.feed")
 
@@ -40,7 +42,7 @@ Key = tuple[str, str]
 class Change:
     """One object that changed: ``state`` is its present one, "" when it is gone."""
 
-    kind: str  # "fleet", "node" or "job"
+    kind: str  # "fleet", "node", "job", or "audit": the log, whose state is the number of its newest line
     id: str
     state: str
 
@@ -55,12 +57,14 @@ class Changes:
 
 @frozen
 class _Row:
-    """What the feed compares, and who may hear of it: a Fleet's watchers, or a job's owner."""
+    """What the feed compares, and what decides who may hear of it: a Fleet that he sees, and for a job whose it is.
+
+    With neither, it is for administrators."""
 
     value: Any
     state: str
-    fleet: Fleet | None
-    owner: UserName | None
+    fleet: Fleet | None = field(eq=lambda fleet: fleet and (fleet.visibility, fleet.project))
+    job: JobAccess | None = field(default=None, eq=lambda job: job and job.fleet and (job.fleet.visibility, job.fleet.project))
 
 
 @frozen
@@ -73,7 +77,7 @@ class _Look:
 class Watcher:
     """One listener's pending changes, coalesced by object."""
 
-    user: User
+    user: User  # as of the last look: what he may see changes
     job: JobId | None = None  # also tell of this job's members
     greeted: bool = False  # the first look after it came: what it shows may be older
     _pending: dict[Key, Change] = field(factory=dict)
@@ -90,8 +94,8 @@ class Watcher:
         self._woken.set()
 
     def greet(self) -> None:
-        """Tell it to look at everything once: it may have loaded its page before we looked."""
-        self.greeted, self._complete = True, False
+        """Tell it to look at everything once: it may have loaded its page before we looked, or sees something else now."""
+        self.greeted, self._complete, self._pending = True, False, {}
         self._woken.set()
 
     async def next_changes(self) -> Changes:
@@ -132,10 +136,15 @@ class Feed:
         """Until the database says that something changed, or its poll interval is over."""
         await self._poked.wait()
 
-    async def run(self, api: ControlApi, storage: Storage) -> None:
-        """Listen and look for ever. The database's absence is waited out, poll by poll; anything else is the caller's."""
-        async with storage.open_pokes([Topic.CONSOLE]) as pokes:
-            async for _ in pokes:
+    async def run(self, api: ControlApi, storage: Storage, on_accounts: Callable[[], None] = lambda: None) -> None:
+        """Listen and look for ever. The database's absence is waited out, poll by poll; anything else is the caller's.
+
+        ``on_accounts`` hears, before anything else is told, that accounts may have changed.
+        """
+        async with storage.open_pokes([Topic.CONSOLE, Topic.ACCOUNTS]) as pokes:
+            async for topics in pokes:
+                if Topic.ACCOUNTS in topics:
+                    on_accounts()
                 self._poked.set()
                 self._poked = trio.Event()
                 await self._look_if_possible(api, storage)
@@ -157,6 +166,7 @@ class Feed:
             self._last = None  # nobody can have missed anything
             await storage.ping()
         else:
+            await self._look_up(api)
             look = await _read(api, {watcher.job for watcher in self._watchers if watcher.job is not None})
             if self._last is not None:
                 self._tell(self._last, look)
@@ -166,22 +176,36 @@ class Feed:
                     watcher.greet()
         self._looked_at = trio.current_time()
 
+    async def _look_up(self, api: ControlApi) -> None:
+        """Who the watchers are now. One who sees something else now is told to look at everything; the disabled hear nothing."""
+        watchers = tuple(self._watchers)  # who comes meanwhile was looked up by the request that it came with
+        users = await api.accounts.look_up({watcher.user.username for watcher in watchers})
+        for watcher in watchers:
+            user = users.get(watcher.user.username, evolve(watcher.user, disabled=True))
+            if user != watcher.user:
+                watcher.user = user
+                watcher.greet()
+
     def _tell(self, before: _Look, after: _Look) -> None:
         complete = before.complete and after.complete
         for key in before.rows.keys() | after.rows.keys():
-            row = after.rows.get(key) or before.rows[key]
-            if before.rows.get(key) == after.rows.get(key):
+            was, now = before.rows.get(key), after.rows.get(key)
+            if was == now:
                 continue
-            change = Change(kind=key[0].removeprefix("watched "), id=key[1], state=row.state if key in after.rows else "")
+            kind = key[0].removeprefix("watched ")
             for watcher in self._watchers:
-                if _may_hear(watcher.user, row):
-                    watcher.offer((change.kind, change.id), change, complete=complete)
+                if now is not None and _may_hear(watcher.user, now):
+                    watcher.offer((kind, key[1]), Change(kind=kind, id=key[1], state=now.state), complete=complete)
+                elif was is not None and _may_hear(watcher.user, was):  # what went out of his sight is gone
+                    watcher.offer((kind, key[1]), Change(kind=kind, id=key[1], state=""), complete=complete)
 
 
 def _may_hear(user: User, row: _Row) -> bool:
-    if user.role == "admin":
-        return True
-    return row.owner == user.username if row.fleet is None else may_see(user, row.fleet)
+    if user.disabled:
+        return False
+    if row.job is not None:
+        return may_see_job(user, row.job)
+    return may_see(user, row.fleet) if row.fleet is not None else user.role == ADMIN
 
 
 async def _read(api: ControlApi, watched: set[JobId]) -> _Look:
@@ -190,16 +214,24 @@ async def _read(api: ControlApi, watched: set[JobId]) -> _Look:
     fleets = {fleet.id: fleet for fleet in await api.fleets.visible(EVERYTHING)}
     nodes, more_nodes = await api.nodes.list_page(EVERYTHING, None, page)
     jobs, more_jobs = await api.jobs.list_page(EVERYTHING, page)
-    rows: dict[Key, _Row] = {("fleet", fleet.id): _Row(fleet, fleet.state.value, fleet, None) for fleet in fleets.values()}
+    rows: dict[Key, _Row] = {("fleet", fleet.id): _Row(fleet, fleet.state.value, fleet) for fleet in fleets.values()}
     rows |= {("node", node.id): _node_row(node, fleets) for node in nodes}
-    rows |= {("job", job.id): _job_row(job) for job in jobs}
+    rows["audit", "log"] = await _audit_row(api)
+    rows |= {("job", job.id): _job_row(job, fleets) for job in jobs}
     for job_id in watched:
         try:
             job = await api.jobs.get(EVERYTHING, job_id)
         except NotFound:
             continue
-        rows["watched job", job_id] = _job_row(job)
+        rows["watched job", job_id] = _job_row(job, fleets)
     return _Look(rows, complete=more_nodes is None and more_jobs is None)
+
+
+async def _audit_row(api: ControlApi) -> _Row:
+    """Whatever a person does is a line there: it tells administrators that accounts and projects may be others now."""
+    lines, _ = await api.audit.list_page(EVERYTHING, Page(limit=1), AuditFilter())
+    newest = lines[0].sequence if lines else 0
+    return _Row(newest, str(newest), None)
 
 
 def _node_row(node: NodeAnswer, fleets: dict[FleetId, Fleet]) -> _Row:
@@ -207,8 +239,9 @@ def _node_row(node: NodeAnswer, fleets: dict[FleetId, Fleet]) -> _Row:
     connection = evolve(node.connection, lease_expires_at=None, clock_offset_seconds=None)
     inventory = node.inventory and evolve(node.inventory, observed_at=None)
     value = evolve(node, connection=connection, inventory=inventory)
-    return _Row(value, node.connection.state, fleets.get(node.fleet), None)
+    return _Row(value, node.connection.state, fleets.get(node.fleet))
 
 
-def _job_row(job: Job | JobSummary) -> _Row:
-    return _Row(job, job.state.value, None, job.owner)
+def _job_row(job: Job | JobSummary, fleets: dict[FleetId, Fleet]) -> _Row:
+    fleet = fleets.get(job.fleet)
+    return _Row(job, job.state.value, fleet, JobAccess(owner=job.owner, project=job.project, fleet=fleet))

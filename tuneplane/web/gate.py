@@ -10,6 +10,7 @@ from quart import Request
 
 from tuneplane.domain import codec
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused
+from tuneplane.domain.ids import SessionId
 from tuneplane.domain.jobs import User
 
 from .inputs import check_text, is_path_id, read_json, read_query
@@ -26,6 +27,7 @@ class _Caller:
     user: User
     again: Callable[[], Awaitable[User]]
     csrf: str = ""
+    session: SessionId | None = None
 
 
 async def make_call(site: Site, route: Route, request: Request, path: Mapping[str, str], trace: str) -> Call:
@@ -47,6 +49,7 @@ async def make_call(site: Site, route: Route, request: Request, path: Mapping[st
         caller=caller.user if caller else None,
         again=caller.again if caller else None,
         csrf=caller.csrf if caller else "",
+        session=caller.session if caller else None,
         trace=trace,
     )
 
@@ -67,9 +70,9 @@ async def _authenticate(site: Site, route: Route, request: Request) -> _Caller:
         check_csrf(session, request.headers.get(CSRF_HEADER, ""), request.headers.get("Sec-Fetch-Site", ""))
 
     async def by_session() -> User:
-        return await site.api.accounts.user_of_session(site.sessions.read(cookie).username)
+        return await site.api.accounts.user_of_session(site.sessions.read(cookie).id)
 
-    return _Caller(await by_session(), by_session, session.csrf)
+    return _Caller(await by_session(), by_session, session.csrf, session.id)
 
 
 async def _body(route: Route, request: Request) -> object:

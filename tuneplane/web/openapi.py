@@ -78,6 +78,8 @@ def _operation(route: Route, schemas: Schemas) -> dict[str, Any]:
     operation["responses"] = _responses(route, schemas)
     if route.who is not Who.ALL:
         operation["security"] = SECURITY
+    if route.acts:
+        operation["x-audit-actions"] = list(route.acts)
     if route.who is Who.ADMIN:
         operation["description"] = "For administrators."
     return operation

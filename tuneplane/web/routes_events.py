@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from tuneplane.domain.ids import JobId
+from tuneplane.domain.jobs import User
 
 from . import streams
 from .routing import Answer, Call, Raw, Router, Who
@@ -28,8 +29,12 @@ STREAM = Raw(streams.MEDIA_TYPE, "`changed` {changes: [{kind, id, state}], compl
 async def watch_events(site: Site, call: Call) -> Answer:
     """What changed, filtered to what the caller may see; the first `changed` says to look at everything."""
     job = JobId(call.query.job) if call.query.job is not None else None
-    if job is not None:
-        await site.api.jobs.get(call.user, job)
+
+    async def still_seen(user: User) -> None:
+        if job is not None:
+            await site.api.jobs.check(user, job)
+
+    await still_seen(call.user)
     site.streams.check(call.user.username)
 
     async def pump(send: Send) -> None:
@@ -37,5 +42,5 @@ async def watch_events(site: Site, call: Call) -> Answer:
             while True:
                 await send(spell_event("changed", await watcher.next_changes()))
 
-    stream = EventStream(pump, site.stream_check(call.authenticate_again), site.streams, call.user.username)
+    stream = EventStream(pump, site.stream_check(call.authenticate_again, still_seen), site.streams, call.user.username)
     return Answer(stream=stream, media_type=streams.MEDIA_TYPE)

@@ -37,7 +37,7 @@ async def list_fleets(site: Site, call: Call) -> Answer:
     return Answer(value=FleetPage(items=tuple(items), next_cursor=cursor))
 
 
-@router.route("POST", "/api/fleets", who=Who.ADMIN, body=FleetDraft, answers={201: FleetAnswer}, problems=(409,))
+@router.route("POST", "/api/fleets", who=Who.ADMIN, body=FleetDraft, answers={201: FleetAnswer}, problems=(409,), acts=("fleet.create",))
 async def create_fleet(site: Site, call: Call) -> Answer:
     """Create a Fleet."""
     fleet = await site.api.fleets.create(call.user, call.body)
@@ -50,13 +50,13 @@ async def read_fleet(site: Site, call: Call) -> Answer:
     return Answer(value=answer_fleet(await site.api.fleets.get(call.user, FleetId(call.path["fleet"]))))
 
 
-@router.route("PATCH", "/api/fleets/{fleet}", who=Who.ADMIN, body=FleetPatch, answers={200: FleetAnswer})
+@router.route("PATCH", "/api/fleets/{fleet}", who=Who.ADMIN, body=FleetPatch, answers={200: FleetAnswer}, acts=("fleet.update",))
 async def update_fleet(site: Site, call: Call) -> Answer:
     """Change a Fleet; its kind and delivery never change."""
     return Answer(value=await site.api.fleets.update(call.user, FleetId(call.path["fleet"]), call.body))
 
 
-@router.route("DELETE", "/api/fleets/{fleet}", who=Who.ADMIN, answers={204: None}, problems=(409,))
+@router.route("DELETE", "/api/fleets/{fleet}", who=Who.ADMIN, answers={204: None}, problems=(409,), acts=("fleet.delete",))
 async def delete_fleet(site: Site, call: Call) -> Answer:
     """Delete a Fleet that has no Nodes and no live work."""
     await site.api.fleets.delete(call.user, FleetId(call.path["fleet"]))
@@ -70,13 +70,15 @@ async def list_join_tokens(site: Site, call: Call) -> Answer:
     return Answer(value=JoinTokens(items=tuple(tokens), next_cursor=None))
 
 
-@router.route("POST", "/api/fleets/{fleet}/join-tokens", who=Who.ADMIN, answers={201: NewJoinToken}, problems=(409, 422))
+@router.route(
+    "POST", "/api/fleets/{fleet}/join-tokens", who=Who.ADMIN, answers={201: NewJoinToken}, problems=(409, 422), acts=("join-token.create",)
+)
 async def mint_join_token(site: Site, call: Call) -> Answer:
     """Mint a Join Token for one machine, valid for 24 hours; it is shown this once."""
     return Answer(status=201, value=await site.api.fleets.mint_join_token(call.user, FleetId(call.path["fleet"])))
 
 
-@router.route("DELETE", "/api/fleets/{fleet}/join-tokens/{token}", who=Who.ADMIN, answers={204: None})
+@router.route("DELETE", "/api/fleets/{fleet}/join-tokens/{token}", who=Who.ADMIN, answers={204: None}, acts=("join-token.revoke",))
 async def revoke_join_token(site: Site, call: Call) -> Answer:
     """Revoke a Join Token that nobody has used."""
     await site.api.fleets.revoke_join_token(call.user, FleetId(call.path["fleet"]), TokenId(call.path["token"]))

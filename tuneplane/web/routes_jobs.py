@@ -96,14 +96,23 @@ async def list_jobs(site: Site, call: Call) -> Answer:
 
 @router.route("GET", "/api/waiting", who=Who.USER, query=WaitingQuery, headers=(IF_CHANGED,), answers={200: WaitingPage, 304: None})
 async def list_waiting(site: Site, call: Call) -> Answer:
-    """What waits and why, grouped by cause: the caller's jobs, or everybody's for an administrator."""
+    """What waits and why, grouped by cause, of the jobs that the caller sees."""
     fleet = FleetId(call.query.fleet) if call.query.fleet is not None else None
     groups = await site.api.jobs.waiting(call.user, fleet)
     shown, jobs = tuple(groups[:MOST_GROUPS]), sum(group.jobs for group in groups)
     return Answer(value=WaitingPage(items=shown, next_cursor=None, jobs=jobs))
 
 
-@router.route("POST", "/api/jobs", who=Who.USER, body=JobSpec, headers=(IDEMPOTENCY_HEADER,), answers={201: Job}, problems=(404,))
+@router.route(
+    "POST",
+    "/api/jobs",
+    who=Who.USER,
+    body=JobSpec,
+    headers=(IDEMPOTENCY_HEADER,),
+    answers={201: Job},
+    problems=(404,),
+    acts=("job.submit",),
+)
 async def submit_job(site: Site, call: Call) -> Answer:
     """Submit a job. A repeat with the same Idempotency-Key returns the first job."""
     key = call.headers.get(IDEMPOTENCY_HEADER)
@@ -123,13 +132,13 @@ async def read_job(site: Site, call: Call) -> Answer:
     return Answer(value=await site.api.jobs.get(call.user, JobId(call.path["job"])))
 
 
-@router.route("POST", "/api/jobs/{job}/stop", who=Who.USER, answers={202: Job}, problems=(422,))
+@router.route("POST", "/api/jobs/{job}/stop", who=Who.USER, answers={202: Job}, problems=(422,), acts=("job.stop",))
 async def stop_job(site: Site, call: Call) -> Answer:
     """Ask a job to stop: accepted once and for ever; a repeat changes nothing."""
     return Answer(status=202, value=await site.api.jobs.stop(call.user, JobId(call.path["job"])))
 
 
-@router.route("POST", "/api/jobs/{job}/retry", who=Who.USER, query=RetryQuery, answers={202: Job}, problems=(409,))
+@router.route("POST", "/api/jobs/{job}/retry", who=Who.USER, query=RetryQuery, answers={202: Job}, problems=(409,), acts=("job.retry",))
 async def retry_job(site: Site, call: Call) -> Answer:
     """Try a failed job once more; a repeat before that attempt has begun, or with ``after``, changes nothing."""
     return Answer(status=202, value=await site.api.jobs.retry(call.user, JobId(call.path["job"]), after=call.query.after))
@@ -171,9 +180,10 @@ async def _follow(site: Site, call: Call, job: JobId) -> Answer:
             await site.feed.wait_poke()
 
     async def pump(send: Send) -> None:
-        await site.api.logs.follow(call.user, job, choice, lambda event: send(_spell(event)), pause)
+        await site.api.logs.follow(call.authenticate_again, job, choice, lambda event: send(_spell(event)), pause)
 
-    stream = EventStream(pump, site.stream_check(call.authenticate_again), site.streams, call.user.username)
+    check = site.stream_check(call.authenticate_again, lambda user: site.api.jobs.check(user, job))
+    stream = EventStream(pump, check, site.streams, call.user.username)
     return Answer(stream=stream, media_type=streams.MEDIA_TYPE)
 
 

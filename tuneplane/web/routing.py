@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import Factory, field, frozen
 from quart.wrappers.response import ResponseBody
 
+from tuneplane.domain.ids import SessionId
 from tuneplane.domain.jobs import User
 
 from .problems import Problem
@@ -41,6 +42,7 @@ class Call:
     caller: User | None = None
     again: Callable[[], Awaitable[User]] | None = field(default=None, repr=False)  # holds the caller's secret
     csrf: str = ""  # of the session that signed the request in, for the console's pages
+    session: SessionId | None = None  # None: the caller came with an API token
     trace: str = ""
 
     @property
@@ -84,6 +86,7 @@ class Route:
     answers: Mapping[int, Any] = Factory(dict)
     problems: tuple[int, ...] = ()
     headers: tuple[str, ...] = ()  # request headers that it reads
+    acts: tuple[str, ...] = ()  # the actions in the audit log of which an accepted request writes one line (R-ADM-02)
     page: ErrorPage | None = None  # for a page of the console: how it shows a problem; pages are not in the document
     tag: str = ""
 

@@ -110,7 +110,7 @@ class FeedReader(Actor):
     site: Site
 
     async def run(self, context: Context) -> None:
-        await self.site.feed.run(self.site.api, self.site.storage)
+        await self.site.feed.run(self.site.api, self.site.storage, self.site.streams.check_all)
 
 
 def make_site(api: ControlApi, storage: Storage, *, jwt_secret: bytes, clock: Clock, entropy: Entropy) -> Site:

@@ -1,4 +1,7 @@
-"""The console's sessions: a signed cookie (JWT) and the CSRF token that unsafe methods repeat in a header."""
+"""The console's sessions: a signed cookie (JWT) and the CSRF token that unsafe methods repeat in a header.
+
+The signature says that we made the cookie; whether its session still lives, a row in the database says at every request.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,23 @@ import jwt
 from attrs import field, frozen
 
 from tuneplane.control.api import Clock, Entropy
+from tuneplane.domain.accounts import ConsoleSession
 from tuneplane.domain.errors import Refused
-from tuneplane.domain.ids import UserName
+from tuneplane.domain.ids import SessionId
 
 COOKIE = "__Host-tuneplane"  # the prefix makes browsers insist on Secure, Path=/ and no Domain
 CSRF_HEADER = "X-CSRF-Token"
 ALGORITHM = "HS256"
 AUDIENCE = "tuneplane-console"
-SESSION_LIFE = timedelta(hours=12)  # a working day; the account is looked up again at every request anyway
+SESSION_LIFE = timedelta(hours=12)  # a working day
 MOST_COOKIE = 4096  # characters, the browsers' own bound
 
 
 @frozen(kw_only=True)
 class Session:
-    """Who a cookie says it is, and the CSRF token that belongs to it."""
+    """Which session a cookie names, and the CSRF token that belongs to it."""
 
-    username: UserName
+    id: SessionId
     csrf: str = field(repr=False)
 
 
@@ -37,12 +41,12 @@ class Sessions:
     clock: Clock
     entropy: Entropy
 
-    def open(self, username: UserName) -> tuple[str, Session]:
-        """The cookie's value and the session in it."""
+    def sign(self, session: ConsoleSession) -> tuple[str, Session]:
+        """The cookie's value and what it names."""
         csrf = base64.urlsafe_b64encode(self.entropy(24)).decode()
-        now = self.clock()
-        claims = {"sub": username, "aud": AUDIENCE, "iat": int(now.timestamp()), "exp": int((now + SESSION_LIFE).timestamp()), "csrf": csrf}
-        return jwt.encode(claims, self.secret, ALGORITHM), Session(username=username, csrf=csrf)
+        iat, exp = int(session.created_at.timestamp()), int(session.expires_at.timestamp())
+        claims = {"sub": session.username, "sid": session.id, "aud": AUDIENCE, "iat": iat, "exp": exp, "csrf": csrf}
+        return jwt.encode(claims, self.secret, ALGORITHM), Session(id=session.id, csrf=csrf)
 
     def read(self, cookie: str) -> Session:
         """Refused(code="unauthenticated") for anything that we did not sign, or that has expired."""
@@ -54,13 +58,17 @@ class Sessions:
                 self.secret,
                 [ALGORITHM],
                 audience=AUDIENCE,
-                options={"verify_exp": False, "verify_iat": False, "require": ["sub", "aud", "exp", "csrf"]},  # our clock judges, below
+                options={
+                    "verify_exp": False,
+                    "verify_iat": False,
+                    "require": ["sub", "sid", "aud", "exp", "csrf"],
+                },  # our clock judges, below
             )
         except jwt.InvalidTokenError:
             raise _signed_out() from None
         if claims["exp"] <= self.clock().timestamp():
             raise _signed_out()
-        return Session(username=UserName(claims["sub"]), csrf=claims["csrf"])
+        return Session(id=SessionId(claims["sid"]), csrf=claims["csrf"])
 
 
 def check_csrf(session: Session, given: str, fetch_site: str) -> None:

@@ -40,15 +40,19 @@ class Site:
         """Names one request in answers and in the log."""
         return spell_id("trace", self.entropy(ID_ENTROPY_BYTES))
 
-    def stream_check(self, authenticate_again: Callable[[], Awaitable[User]]) -> Callable[[], Awaitable[dict[str, Any]]]:
-        """What a stream asks every few seconds: that its caller's account, and the token or session that it came with, are
-        still good (R-ADM-01), and whether the data are fresh."""
+    def stream_check(
+        self, authenticate_again: Callable[[], Awaitable[User]], still_seen: Callable[[User], Awaitable[None]] | None = None
+    ) -> Callable[[], Awaitable[dict[str, Any]]]:
+        """What a stream asks every few seconds, and when accounts change: that its caller's account, and the token or session
+        that it came with, are still good (R-ADM-01), that he may still see what it shows, and whether the data are fresh."""
 
         async def check() -> dict[str, Any]:
             fresh = self.feed.fresh
             try:
                 with trio.fail_after(CHECK_DEADLINE_SECONDS):
-                    await authenticate_again()
+                    user = await authenticate_again()
+                    if still_seen is not None:
+                        await still_seen(user)
             except (StorageUnavailable, trio.TooSlowError):
                 fresh = False  # nobody can be looked up: the stream says stale, and stays
             return {"fresh": fresh, "at": self.clock()}

@@ -29,7 +29,7 @@ PENDING_EVENTS = 8  # of at most 64 KiB each: what a slow client holds here; the
 MOST_STREAMS = 512  # of a process: each holds a connection and a task
 MOST_STREAMS_A_USER = 64  # a person with a dozen tabs, or a script that follows a gang
 MEDIA_TYPE = "text/event-stream"
-CHECK_SECONDS = 5.0  # a disabled account loses its streams within this (R-ADM-01)
+CHECK_SECONDS = 5.0  # who may see no more loses the stream within this even when the poke is lost that says so (R-ADM-01)
 
 Send = Callable[[bytes], Awaitable[None]]
 Pump = Callable[[Send], Awaitable[None]]
@@ -57,6 +57,11 @@ class StreamCount:
         if self.total >= MOST_STREAMS or sum(stream.user == user for stream in self.open) >= MOST_STREAMS_A_USER:
             raise Refused("busy", "too many event streams are open; close some and try again")
 
+    def check_all(self) -> None:
+        """Ask every stream now whether it may go on: somebody is another now, or may see something else."""
+        for stream in self.open:
+            stream.check_now()
+
     def close(self) -> None:
         """End all streams; their clients come back to another replica, or later."""
         for stream in self.open:
@@ -75,6 +80,7 @@ class EventStream(ResponseBody):
         self._stack = AsyncExitStack()
         self._events: trio.MemoryReceiveChannel[bytes]
         self._next_check = 0.0
+        self._listening: trio.CancelScope | None = None  # while it waits for an event
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
         self._count.open.add(self)
@@ -99,12 +105,20 @@ class EventStream(ResponseBody):
 
     async def __anext__(self) -> bytes:
         """The next event. A sign of life goes ahead of waiting events when it is due."""
-        with trio.CancelScope(deadline=self._next_check):
+        with trio.CancelScope(deadline=self._next_check) as self._listening:
             try:
                 return await self._events.receive()
             except (trio.EndOfChannel, trio.ClosedResourceError):
                 raise StopAsyncIteration from None
+            finally:
+                self._listening = None
         return await self._alive()
+
+    def check_now(self) -> None:
+        """Ask before the next event, whatever waits; a stream that waits for one asks at once."""
+        self._next_check = 0.0
+        if self._listening is not None:
+            self._listening.deadline = 0.0
 
     async def _alive(self) -> bytes:
         self._next_check = trio.current_time() + CHECK_SECONDS

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .accounts import Accounts
 from .base import Calm, Client, Database, Weather
 from .card_orders import CardOrders
 from .hardware import Hardware
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Book", "Calm", "Change", "Client", "Database", "Twin", "Weather"]
 
 
-class Twin(People, Hardware, Nodes, CardOrders, Losses, Sessions, Observations, Strangers, Sights, Jobs, Launches):
+class Twin(Accounts, People, Hardware, Nodes, CardOrders, Losses, Sessions, Observations, Strangers, Sights, Jobs, Launches):
     """One process's connection to the shared :class:`Database`."""
 
 

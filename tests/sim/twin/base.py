@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import trio
 from attrs import define, field
 
+from tuneplane.domain.accounts import AuditLine
 from tuneplane.domain.errors import StorageUnavailable
 from tuneplane.domain.faultpoint import AnswerLost, fault_point
 from tuneplane.domain.ids import JobId, UserName
@@ -253,7 +254,9 @@ def note(book: Book, job: JobId, now: datetime, kind: str, subject: str, detail:
 
 def audit(book: Book, actor: UserName | None, action: str, subject: str, now: datetime, detail: str = "", *, forced: bool = False) -> None:
     if actor is not None:
-        book.audit.put(len(book.audit), (now, actor, action, subject, clean(detail), forced))
+        number = len(book.audit) + 1
+        line = AuditLine(sequence=number, at=now, actor=actor, action=action, subject=subject, detail=clean(detail), forced=forced)
+        book.audit.put(number, line)
 
 
 def page_of(rows: Sequence[T], page: Page, key: Callable[[T], tuple[datetime, str]]) -> tuple[list[T], str | None]:
@@ -262,6 +265,8 @@ def page_of(rows: Sequence[T], page: Page, key: Callable[[T], tuple[datetime, st
     found = sorted((row for row in rows if page.cursor is None or key(row) < (keys.at, keys.id)), key=key, reverse=True)
     if len(found) <= page.limit:
         return found, None
-    at, name = key(found[page.limit - 1])
-    cursor = json.dumps([at.isoformat(), name]).encode()
-    return found[: page.limit], base64.urlsafe_b64encode(cursor).decode("ascii")
+    return found[: page.limit], spell_cursor(*key(found[page.limit - 1]))
+
+
+def spell_cursor(at: datetime, name: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps([at.isoformat(), name]).encode()).decode("ascii")

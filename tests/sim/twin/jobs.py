@@ -16,6 +16,7 @@ from tuneplane.domain.jobs import (
     MemberRecord,
     Page,
     TimelineEvent,
+    User,
     Waiting,
     summary_of,
     waiting_for_peers,
@@ -32,6 +33,7 @@ from tuneplane.domain.launch_table import (
 from tuneplane.domain.plan import PlanSight, sight
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import STOPPED, cause_between_attempts, cause_of_stop, check_retry
+from tuneplane.domain.visibility import JobAccess, may_see_job
 from tuneplane.domain.waiting import WaitingJobs, waiting_of
 from tuneplane.storage.database import clean
 from tuneplane.storage.jobs import no_such_series
@@ -79,17 +81,20 @@ class Jobs(Client):
         return await self.read("find_submission", _submitted, owner, idempotency_key)
 
     async def list_jobs(
-        self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None, owner: UserName | None = None
+        self, page: Page, *, states: Sequence[JobState] = (), fleet: FleetId | None = None, seen_by: User | None = None
     ) -> tuple[list[JobSummary], str | None]:
         def unit(book: Book) -> tuple[list[JobSummary], str | None]:
-            rows = [job for job in book.jobs if (not states or job.state in states) and _is_asked(job, fleet, owner)]
+            rows = [job for job in book.jobs if (not states or job.state in states) and _is_asked(book, job, fleet, seen_by)]
             found, cursor = page_of(rows, page, lambda job: (job.created_at, job.id))
             return [summary_of(job) for job in found], cursor
 
         return await self.read("list_jobs", unit)
 
-    async def waiting_by_reasons(self, *, fleet: FleetId | None = None, owner: UserName | None = None) -> list[WaitingJobs]:
-        return await self.read("waiting_by_reasons", _by_reasons, fleet, owner)
+    async def waiting_by_reasons(self, *, fleet: FleetId | None = None, seen_by: User | None = None) -> list[WaitingJobs]:
+        return await self.read("waiting_by_reasons", _by_reasons, fleet, seen_by)
+
+    async def job_access(self, job: JobId) -> JobAccess | None:
+        return await self.read("job_access", lambda book: _access(book, book.jobs[job]) if job in book.jobs else None)
 
     async def request_stop(self, job: JobId, by: UserName, now: datetime) -> Job:
         return await self.write("request_stop", _request_stop, job, by, now, self.database.clock())
@@ -111,6 +116,10 @@ class Jobs(Client):
 
 
 # ---------------------------------------------------------------- jobs
+
+
+def _access(book: Book, job: Job) -> JobAccess:
+    return JobAccess(owner=job.owner, project=job.project, fleet=book.fleets.get(job.fleet))
 
 
 def _submit(book: Book, made: Job, key: str | None, now: datetime) -> Job:
@@ -184,15 +193,15 @@ def _member(book: Book, row: MemberRow, now: datetime) -> MemberRecord:
     )
 
 
-def _is_asked(job: Job, fleet: FleetId | None, owner: UserName | None) -> bool:
-    return fleet in (None, job.fleet) and owner in (None, job.owner)
+def _is_asked(book: Book, job: Job, fleet: FleetId | None, seen_by: User | None) -> bool:
+    return fleet in (None, job.fleet) and (seen_by is None or may_see_job(seen_by, _access(book, job)))
 
 
-def _by_reasons(book: Book, fleet: FleetId | None, owner: UserName | None) -> list[WaitingJobs]:
+def _by_reasons(book: Book, fleet: FleetId | None, seen_by: User | None) -> list[WaitingJobs]:
     found: dict[tuple[object, ...], list[tuple[datetime, JobId]]] = {}
     for job in book.jobs:
         waiting = waiting_of(job)
-        if waiting is not None and job.state is JobState.QUEUED and _is_asked(job, fleet, owner):
+        if waiting is not None and job.state is JobState.QUEUED and _is_asked(book, job, fleet, seen_by):
             found.setdefault((job.fleet, waiting.code, waiting.reasons), []).append((waiting.since or job.created_at, job.id))
     return [
         WaitingJobs(fleet=of, code=code, reasons=reasons, jobs=len(jobs), since=min(jobs)[0], oldest=min(jobs)[1])  # type: ignore[arg-type]

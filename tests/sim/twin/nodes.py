@@ -7,14 +7,15 @@ from datetime import datetime
 from attrs import evolve
 
 from tuneplane.domain.errors import Fenced, NotFound, Reason, Refused
-from tuneplane.domain.fleets import Delivery
+from tuneplane.domain.fleets import Delivery, Fleet
 from tuneplane.domain.hardware import series_by_card
 from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
 from tuneplane.domain.inventory import Inventory
-from tuneplane.domain.jobs import Page
+from tuneplane.domain.jobs import Page, User
 from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase
 from tuneplane.domain.nodes import MOST_VIOLATIONS, Capacity, Connection, Cordon, Node, NodeState
 from tuneplane.domain.ports import Topic
+from tuneplane.domain.visibility import may_see
 from tuneplane.storage.database import clean
 from tuneplane.storage.inventories import clears
 from tuneplane.storage.nodes import left_behind
@@ -31,8 +32,17 @@ class Nodes(Client):
     async def get_node(self, node: NodeId, now: datetime) -> Node | None:
         return await self.read("get_node", lambda book: view(book, node, now) if _enrolled(book, node) else None)
 
-    async def list_nodes(self, fleet: FleetId | None, page: Page, now: datetime) -> tuple[list[Node], str | None]:
-        return await self.read("list_nodes", _list, fleet, page, now)
+    async def fleet_of_node(self, node: NodeId) -> Fleet | None:
+        def unit(book: Book) -> Fleet | None:
+            row = _enrolled(book, node)
+            return book.fleets.get(row.fleet) if row is not None else None
+
+        return await self.read("fleet_of_node", unit)
+
+    async def list_nodes(
+        self, fleet: FleetId | None, page: Page, now: datetime, *, seen_by: User | None = None
+    ) -> tuple[list[Node], str | None]:
+        return await self.read("list_nodes", _list, fleet, page, now, seen_by)
 
     async def placement_nodes(self, fleet: FleetId, now: datetime) -> list[Node]:
         return await self.read("placement_nodes", _placement, fleet, now)
@@ -138,8 +148,9 @@ def _capacity(book: Book, row: NodeRow) -> Capacity | None:
     )
 
 
-def _list(book: Book, fleet: FleetId | None, page: Page, now: datetime) -> tuple[list[Node], str | None]:
+def _list(book: Book, fleet: FleetId | None, page: Page, now: datetime, seen_by: User | None) -> tuple[list[Node], str | None]:
     rows = [row for row in book.nodes if row.removed_at is None and fleet in (None, row.fleet)]
+    rows = [row for row in rows if seen_by is None or may_see(seen_by, book.fleets[row.fleet])]
     found, cursor = page_of(rows, page, lambda row: (row.created_at, row.id))
     return [view(book, row.id, now) for row in found], cursor
 

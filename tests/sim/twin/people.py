@@ -1,75 +1,27 @@
-"""Accounts, Fleets, TLS identities and Join Tokens of the twin."""
+"""Fleets, TLS identities and Join Tokens of the twin."""
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from attrs import evolve
 
 from tuneplane.domain.errors import NotFound, Refused
 from tuneplane.domain.fleets import Capability, Fleet, FleetKind, FleetState, Visibility
 from tuneplane.domain.ids import FleetId, NodeId, TokenId, UserName
-from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, JoinRequest, JoinToken, Page, User
+from tuneplane.domain.jobs import EncryptedIdentity, JoinRequest, JoinToken, Page, User
 from tuneplane.domain.nodes import Node
 from tuneplane.domain.ports import Topic
+from tuneplane.domain.visibility import may_see
 from tuneplane.storage.fleets import refuse_kept, what_changed
 
 from .base import Client, audit, page_of, poke
 from .nodes import view, write_inventory
 from .rows import Book, CredentialRow, NodeRow, TokenRow
 
-USE_NOTED_EVERY = timedelta(minutes=1)
-
 
 class People(Client):
-    """AccountStore, FleetStore, IdentityStore and EnrolmentStore (domain/ports.py)."""
-
-    async def create_user(
-        self,
-        username: UserName,
-        role: str,
-        password_hash: str | None,
-        now: datetime,
-        *,
-        token: tuple[ApiToken, str] | None = None,
-        by: UserName | None = None,
-    ) -> User:
-        return await self.write("create_user", _create_user, username, role, password_hash, now, token, by)
-
-    async def get_user(self, username: UserName) -> User | None:
-        return await self.read("get_user", lambda book: (book.users.get(username) or (None,))[0])
-
-    async def password_hash(self, username: UserName) -> str | None:
-        return await self.read("password_hash", lambda book: (book.users.get(username) or (None, None))[1])
-
-    async def list_users(self, page: Page) -> tuple[list[User], str | None]:
-        return await self.read(
-            "list_users", lambda book: page_of([user for user, _ in book.users], page, lambda user: (user.created_at, user.username))
-        )
-
-    async def count_users(self) -> int:
-        return await self.read("count_users", lambda book: len(book.users))
-
-    async def create_api_token(self, token: ApiToken, secret_hash: str, *, by: UserName | None = None) -> None:
-        await self.write("create_api_token", _create_api_token, token, secret_hash, by)
-
-    async def user_by_token(self, secret_hash: str, now: datetime) -> User | None:
-        found = await self.read("user_by_token", _user_by_token, secret_hash)
-        if found is None:
-            return None
-        user, token = found
-        if token.last_used_at is None or now - token.last_used_at > USE_NOTED_EVERY:
-            await self.write("user_by_token", _note_use, token.id, now)
-        return user
-
-    async def list_api_tokens(self, username: UserName) -> list[ApiToken]:
-        return await self.read("list_api_tokens", _api_tokens, username)
-
-    async def revoke_api_token(self, username: UserName, token: TokenId, now: datetime, *, by: UserName | None = None) -> bool:
-        return await self.write("revoke_api_token", _revoke_api_token, username, token, now, by)
-
-    async def audit(self, actor: UserName, action: str, subject: str, detail: str, forced: bool, now: datetime) -> None:
-        await self.write("audit", lambda book: audit(book, actor, action, subject, now, detail, forced=forced))
+    """FleetStore, IdentityStore and EnrolmentStore (domain/ports.py)."""
 
     async def load_identity(self, name: str) -> EncryptedIdentity | None:
         return await self.read("load_identity", lambda book: book.identities.get(name))
@@ -85,8 +37,12 @@ class People(Client):
     async def get_fleet(self, fleet: FleetId) -> Fleet | None:
         return await self.read("get_fleet", lambda book: book.fleets.get(fleet))
 
-    async def list_fleets(self, page: Page) -> tuple[list[Fleet], str | None]:
-        return await self.read("list_fleets", lambda book: page_of(list(book.fleets), page, lambda fleet: (fleet.created_at, fleet.id)))
+    async def list_fleets(self, page: Page, *, seen_by: User | None = None) -> tuple[list[Fleet], str | None]:
+        def unit(book: Book) -> tuple[list[Fleet], str | None]:
+            seen = [fleet for fleet in book.fleets if seen_by is None or may_see(seen_by, fleet)]
+            return page_of(seen, page, lambda fleet: (fleet.created_at, fleet.id))
+
+        return await self.read("list_fleets", unit)
 
     async def update_fleet(
         self,
@@ -135,62 +91,6 @@ class People(Client):
         return await self.read("nodes_at_address", _nodes_at, fleet, address, besides, self.database.clock())
 
 
-# ---------------------------------------------------------------- accounts
-
-
-def _create_user(
-    book: Book,
-    username: UserName,
-    role: str,
-    password_hash: str | None,
-    now: datetime,
-    token: tuple[ApiToken, str] | None,
-    by: UserName | None,
-) -> User:
-    if username in book.users:
-        raise Refused("exists", f"there is a user named {username!r} already")
-    user, _ = book.users.put(username, (User(username=username, role=role, created_at=now), password_hash))
-    audit(book, by, "user.create", username, now, role)
-    if token is not None:
-        _create_api_token(book, *token, None)
-    return user
-
-
-def _create_api_token(book: Book, token: ApiToken, secret_hash: str, by: UserName | None) -> None:
-    if token.username not in book.users:
-        raise Refused("no-such-user", f"there is no user named {token.username!r}")
-    if token.id not in book.api_tokens:
-        book.api_tokens.put(token.id, (token, secret_hash, False))
-        audit(book, by, "token.create", token.id, token.created_at, f"{token.name} of {token.username}")
-
-
-def _user_by_token(book: Book, secret_hash: str) -> tuple[User, ApiToken] | None:
-    for token, hashed, revoked in book.api_tokens:
-        user, _ = book.users[token.username]
-        if hashed == secret_hash and not revoked and not user.disabled:
-            return user, token
-    return None
-
-
-def _note_use(book: Book, token: TokenId, now: datetime) -> None:
-    found, hashed, revoked = book.api_tokens[token]
-    book.api_tokens.put(token, (evolve(found, last_used_at=max(found.last_used_at or now, now)), hashed, revoked))
-
-
-def _api_tokens(book: Book, username: UserName) -> list[ApiToken]:
-    found = [token for token, _, revoked in book.api_tokens if token.username == username and not revoked]
-    return sorted(found, key=lambda token: (token.created_at, token.id), reverse=True)
-
-
-def _revoke_api_token(book: Book, username: UserName, token: TokenId, now: datetime, by: UserName | None) -> bool:
-    found = book.api_tokens.get(token)
-    if found is None or found[0].username != username:
-        return False
-    book.api_tokens.put(token, (found[0], found[1], True))
-    audit(book, by, "token.revoke", token, now)
-    return True
-
-
 # ---------------------------------------------------------------- Fleets
 
 
@@ -210,7 +110,7 @@ def _update_fleet(book: Book, fleet: FleetId, given: dict[str, object], by: User
     if changed.visibility is Visibility.PUBLIC:
         changed = evolve(changed, project=None)
     audit(book, by, "fleet.update", fleet, now or found.created_at, what_changed(given))
-    poke(book, Topic.JOBS, Topic.CONSOLE)
+    poke(book, Topic.JOBS, Topic.ACCOUNTS, Topic.CONSOLE)
     return book.fleets.put(fleet, changed)
 
 

@@ -8,10 +8,25 @@ from typing import Generic, TypeVar
 
 from attrs import define, field, frozen
 
+from tuneplane.domain.accounts import AuditLine, ConsoleSession, Project
 from tuneplane.domain.fleets import Fleet
 from tuneplane.domain.frames import CommandKind, Progress
 from tuneplane.domain.hardware import Series
-from tuneplane.domain.ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, OperationId, SeriesId, TraceId, WorkerId
+from tuneplane.domain.ids import (
+    AttemptId,
+    FleetId,
+    GatewayId,
+    JobId,
+    MemberId,
+    NodeId,
+    OperationId,
+    ProjectId,
+    SeriesId,
+    SessionId,
+    TraceId,
+    UserName,
+    WorkerId,
+)
 from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, Job, JoinToken, TimelineEvent, User
 from tuneplane.domain.launch_table import AttemptState, MemberPhase
@@ -235,7 +250,10 @@ class Book:
     touched: set[str] = field(factory=set)
     users: Table[str, tuple[User, str | None]] = field(init=False)
     api_tokens: Table[str, tuple[ApiToken, str, bool]] = field(init=False)
-    audit: Table[int, tuple[object, ...]] = field(init=False)
+    projects: Table[ProjectId, Project] = field(init=False)  # without their members
+    memberships: Table[tuple[ProjectId, UserName], datetime] = field(init=False)
+    console_sessions: Table[SessionId, ConsoleSession] = field(init=False)
+    audit: Table[int, AuditLine] = field(init=False)
     fleets: Table[FleetId, Fleet] = field(init=False)
     series: Table[SeriesId, Series] = field(init=False)
     identities: Table[str, EncryptedIdentity] = field(init=False)

@@ -276,6 +276,28 @@ async function createFleet(form) {
   await refresh();
 }
 
+// A form that is one request: its fields fill the address's {parts} and, what is left of them, the body.
+async function send(form) {
+  const [method, address] = form.dataset.send.split(" ");
+  const values = {};
+  for (const [name, value] of new FormData(form)) values[name] = value;
+  for (const box of form.querySelectorAll("input[type=checkbox]")) {
+    if (box.checked) values[box.name] = true;
+    else delete values[box.name];
+  }
+  const path = address.replace(/\{(\w+)\}/g, (part, name) => {
+    const value = encodeURIComponent(values[name]);
+    delete values[name];
+    return value;
+  });
+  await callApi(method, path, Object.keys(values).length ? values : undefined);
+  form.reset();
+  const done = form.querySelector("[data-done]");
+  done.textContent = done.dataset.done;
+  done.hidden = false;
+  await refresh();
+}
+
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button) return;
@@ -299,11 +321,12 @@ async function copy(button) {
 
 document.addEventListener("submit", (event) => {
   const form = event.target;
-  const handler = "signin" in form.dataset ? signIn : "createFleet" in form.dataset ? createFleet : null;
+  const handler = "signin" in form.dataset ? signIn : "createFleet" in form.dataset ? createFleet : "send" in form.dataset ? send : null;
   if (!handler) return;
   event.preventDefault();
   busy(form.querySelector("button[type=submit]"), async () => {
     showProblem(form, null);
+    for (const done of form.querySelectorAll("[data-done]")) done.hidden = true;
     try { await handler(form); } catch (error) { showProblem(form, error); }
   });
 });
