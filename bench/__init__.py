@@ -5,4 +5,4 @@ ratio taken by itself and the median of them reported: so the machine's speed an
 one, write ``bench/NAME.py`` with a function ``figures() -> Iterable[Figure]`` and add its name to ``BENCHMARKS``.
 """
 
-BENCHMARKS = ("actors", "session", "launch", "gateway", "stop")
+BENCHMARKS = ("actors", "session", "launch", "gateway", "stop", "placement")

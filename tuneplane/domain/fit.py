@@ -128,10 +128,16 @@ def holds_when_empty(shape: Shape, node: Node) -> bool:
 
 def shortfall(shape: Shape, node: Node) -> Reason | None:
     """The first amount of which ``node`` has too little free."""
-    free = free_amounts(node)
-    if shape.cpu_millis <= free[0] and shape.memory_bytes <= free[1] and shape.gpus <= free[2]:
+    cpu, memory, gpus = free_amounts(node)
+    if shape.cpu_millis > cpu:
+        unit, need, have = "cpu_millis", shape.cpu_millis, cpu
+    elif shape.memory_bytes > memory:
+        unit, need, have = "memory_bytes", shape.memory_bytes, memory
+    elif shape.gpus > gpus:
+        unit, need, have = "gpus", shape.gpus, gpus
+    else:
         return None
-    unit, need, have = next((unit, need, have) for (unit, need), have in zip(needs(shape), free, strict=True) if need > have)
+    have = max(have, 0)
     strange = f" ({len(node.strangers)} strangers use some of it)" if node.strangers else ""
-    detail = f"Node {node.id} has {max(have, 0)} {spell_unit(shape, unit)} free{strange}, the job needs {need}"
-    return Reason(SHORTFALL_CODES[unit], detail, node.id, unit, need, max(have, 0))
+    detail = f"Node {node.id} has {have} {spell_unit(shape, unit)} free{strange}, the job needs {need}"
+    return Reason(SHORTFALL_CODES[unit], detail, node.id, unit, need, have)

@@ -31,11 +31,11 @@ from tuneplane.domain.visibility import JobAccess
 from tuneplane.domain.waiting import NOT_LOOKED_AT, WaitingJobs
 
 from .database import Aggregate, audit, clean, from_json, keys_of, note, page_of, poke, to_json
+from .decoded import spec_of
 from .fleets import fleet_of
 from .launches import member_views
 from .seen import job_seen
 from .sight import SILENT_SINCE, WITH_SESSION
-from .specs import spec_of
 from .stopping import stop_members
 
 

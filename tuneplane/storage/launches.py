@@ -30,9 +30,9 @@ from tuneplane.domain.verdict import backoff_reason, retry_delay
 
 from .commands import insert_commit, insert_forget, insert_prepare
 from .database import Aggregate, clean, note, poke, to_json
+from .decoded import spec_of
 from .holds import take
 from .sight import LIVE, SEEN_NOW, SILENT_SINCE, WITH_SESSION, sight_of
-from .specs import spec_of
 from .stopping import stop_members
 
 # What may say no to a placement: somebody else was quicker, or the world changed since the planner looked.

@@ -22,6 +22,7 @@ from tuneplane.domain.verdict import DECLARED_LOST, NODE_REMOVED
 
 from .commands import insert_stop, withdraw
 from .database import Aggregate, audit, clean, from_json, keys_of, note, page_of, poke
+from .decoded import inventory_of
 from .fleets import fleet_of
 from .hardware import read_registry
 from .holds import release
@@ -114,7 +115,7 @@ class Nodes(Aggregate):
 
 def node_of(row: Row, now: datetime, registry: Registry) -> Node:
     """One row of ``VIEW`` as a value, judged at ``now``; the series of its cards by ``registry``."""
-    inventory = from_json(Inventory, row["inventory"])
+    inventory = inventory_of(row["inventory"]) if row["inventory"] is not None else None
     fresh = row["epoch"] is not None and row["inventory_epoch"] == row["epoch"]
     return Node(
         id=row["id"],
