@@ -13,12 +13,13 @@ import pytest
 
 from tests.contract.storage_world import FLEET, GATEWAY, USER, WORKER, OpenWorld, World, a_fleet, an_inventory, audit_lines
 from tuneplane.domain.accounts import AccountChange, ConsoleSession, Project
+from tuneplane.domain.card_grants import change_id, sight_of
 from tuneplane.domain.errors import Refused, StorageUnavailable, TuneplaneError
 from tuneplane.domain.faultpoint import FAULT_POINTS, AnswerLost, install_fault_hook
 from tuneplane.domain.fleets import FleetState
 from tuneplane.domain.hardware import Series
 from tuneplane.domain.ids import FleetId, GatewayId, JobId, MemberId, NodeId, ProjectId, SeriesId, SessionId, TokenId, UserName
-from tuneplane.domain.inventory import EpochHold, Stranger
+from tuneplane.domain.inventory import CardBinding, EpochHold, Stranger
 from tuneplane.domain.jobs import ApiToken, EncryptedIdentity, JoinToken
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, MemberPhase
 from tuneplane.domain.node_member import PROGRESS_TICKS
@@ -115,6 +116,16 @@ async def strange(world: World) -> None:
     await connected(world)
     stranger = Stranger(container="c1", name="tuneplane-job-a", member=MEMBER, gpu_uuids=(), cpu_millis=1, memory_bytes=1)
     await world.storage.record_inventory(N1, 1, an_inventory(strangers=(stranger,)), "d", world.now)
+
+
+SWAP = change_id(sight_of(an_inventory(("GPU-b", "GPU-a"))))
+
+
+async def swapped(world: World) -> None:
+    """Two cards have changed places (L-D1)."""
+    opened = await world.node(cards=("GPU-a", "GPU-b"))
+    bound = (CardBinding(index=0, uuid="GPU-a"), CardBinding(index=1, uuid="GPU-b"))
+    await world.storage.record_inventory(N1, opened.epoch, an_inventory(("GPU-b", "GPU-a"), card_bindings=bound), "d", world.now)
 
 
 async def reconnected(world: World) -> None:
@@ -243,6 +254,8 @@ WRITES: dict[str, tuple[Act, Act]] = {
     "declare_lost": (silent, lambda w: w.storage.declare_lost(N1, MEMBER, USER, "burnt", w.now)),
     "accept_epoch": (held, lambda w: w.storage.accept_epoch(N1, "hold-1", USER, w.now)),
     "stop_stranger": (strange, lambda w: w.storage.stop_stranger(N1, "c1", MEMBER, USER, w.now)),
+    "set_card_cordon": (swapped, lambda w: w.storage.set_card_cordon(N1, "GPU-a", "hot", USER, w.now)),
+    "accept_cards": (swapped, lambda w: w.storage.accept_cards(N1, SWAP, USER, w.now)),
     "publish_identity": (fleet_alone, lambda w: w.storage.publish_identity(IDENTITY)),
     "register_gateway": (fleet_alone, lambda w: w.storage.register_gateway(GatewayId("g"), "h", 1, w.now, lease(w))),
     "renew_gateway": (connected, lambda w: w.storage.renew_gateway(GATEWAY, lease(w))),
@@ -355,6 +368,8 @@ AUDITED = {
     "delete_node": (USER, "node.delete", N1, "", False),
     "accept_epoch": (USER, "node.accept-epoch", N1, "hold-1", False),
     "stop_stranger": (USER, "node.stop-stranger", N1, f"{MEMBER} c1", False),
+    "set_card_cordon": (USER, "card.cordon", "GPU-a", "on Node n1: hot", False),
+    "accept_cards": (USER, "node.accept-cards", N1, f"{SWAP}: index 0: GPU-a -> GPU-b, index 1: GPU-b -> GPU-a", False),
 }
 
 
@@ -377,7 +392,7 @@ async def test_act_and_its_audit_line_happen_both_or_neither(open_world: OpenWor
 
 
 # A repeat of these is known by its id or key, and is the same act: the others are asked for again, and say so
-ONE_ACT = frozenset({"open_console_session", "close_console_session", "create_api_token", "mint_join_token", "submit"})
+ONE_ACT = frozenset({"open_console_session", "close_console_session", "create_api_token", "mint_join_token", "submit", "accept_cards"})
 
 
 async def test_audit_line_of_a_forced_removal_names_what_was_left_behind(open_world: OpenWorld) -> None:

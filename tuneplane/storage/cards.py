@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from attrs import evolve
+
 from tuneplane.bridge.postgres import Connection, Row
 from tuneplane.domain.card_grants import change_id, judge_cards, sight_of
 from tuneplane.domain.card_health import cards_aside, node_aside
@@ -107,14 +109,20 @@ async def _set_cordon(connection: Connection, node: NodeId, card: str, reason: s
 
 
 async def _accept(connection: Connection, node: NodeId, change: str, by: UserName, now: datetime) -> Node:
-    """Its session is closed: the next Welcome tells the Node, which binds anew too and reports. Holds are by UUID and stay."""
-    row = await connection.fetchrow("SELECT inventory FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE", node)
+    """Its session is closed: the next Welcome tells the Node, which binds anew too and reports. Holds are by UUID and stay.
+
+    A repeat, known by the change's id, changes nothing: the Node only has not reported yet.
+    """
+    sql = "SELECT inventory, accepted_cards FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE"
+    row = await connection.fetchrow(sql, node)
     if row is None:
         raise NotFound("Node", node)
     inventory = from_json(Inventory, row["inventory"])
     bound = {one["idx"]: one["gpu_uuid"] for one in await _grants(connection, node) if one["idx"] is not None}
     if inventory is None or not is_changed(inventory, bound) or change != change_id(sight_of(inventory)):
         raise Refused("no-such-change", f"Node {node} does not show a change of cards of this id: look at it again")
+    if change == row["accepted_cards"] and not is_changed(evolve(inventory, card_bindings=()), bound):
+        return await view(connection, node, now)
     await _rebind(connection, node, inventory)
     await connection.execute("UPDATE node SET accepted_cards = $2 WHERE id = $1", node, change)
     sql = "UPDATE session SET closed_at = $2, close_reason = 'cards-accepted' WHERE node_id = $1 AND closed_at IS NULL"

@@ -53,6 +53,8 @@ def _accept(book: Book, node: NodeId, change: str, by: UserName, now: datetime) 
     inventory, before = row.inventory, bound(book, node)
     if inventory is None or not is_changed(inventory, before) or change != change_id(sight_of(inventory)):
         raise Refused("no-such-change", f"Node {node} does not show a change of cards of this id")
+    if change == row.accepted_cards and not is_changed(evolve(inventory, card_bindings=()), before):
+        return view(book, node, now)
     seen = sight_of(inventory).by_index()
     uuids = {gpu.uuid for gpu in seen.values()}
     for grant in grants_of(book, node):
