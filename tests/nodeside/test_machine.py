@@ -24,9 +24,10 @@ from tuneplane.nodeside import storage_probe
 from tuneplane.nodeside.address import Reach, find_address, reach_of, route_address
 from tuneplane.nodeside.card_desk import look_once
 from tuneplane.nodeside.cards import read_cards
+from tuneplane.nodeside.cdi import read_cdi
 from tuneplane.nodeside.config import NodeConfig, prepare_state_dir
 from tuneplane.nodeside.files import write_durably
-from tuneplane.nodeside.inventory import survey
+from tuneplane.nodeside.inventory import runtime_problems, survey
 from tuneplane.nodeside.locks import hold_runtime, hold_state_dir
 from tuneplane.nodeside.machine import LinuxMachine
 from tuneplane.nodeside.session import Patience
@@ -175,6 +176,23 @@ async def test_cards_granted_without_a_runtime_for_them_or_of_a_silent_driver_ar
     mute = (await look(Cards(problem="the GPU driver is stuck"), budgets=budgets, engine=StandingEngine(gpu=True))).inventory
     assert (mute.problems, mute.cards_known) == (("the GPU driver is stuck",), False)
     assert (await look(Cards(problem="stuck"))).inventory.problems == ()  # a CPU-only Node needs none
+
+
+def test_card_that_the_runtime_cannot_name_is_a_problem_before_a_job_fails_by_it(tmp_path: Path) -> None:
+    """L-D2, R-ENR-12: cards are asked for by explicit CDI names, which are their UUIDs; by index alone they are not offered."""
+    by_index = '{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "0", "containerEdits": {}}]}'
+    by_uuid = 'cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- containerEdits: {}\n  name: GPU-a\n- name: "MIG-c738"\n'
+    budgets = Budgets(gpu_indexes=(0,))
+    (tmp_path / "other.json").write_text('{"kind": "vendor.com/nic", "devices": [{"name": "GPU-a"}]}')
+    assert read_cdi([tmp_path, tmp_path / "none"]) == frozenset()
+    (tmp_path / "nvidia.json").write_text(by_index)
+    info = EngineInfo(kind="podman", version="4", gpu_runtime=True, cards=read_cdi([tmp_path]))
+    (problem,) = runtime_problems(budgets, info, frozenset({"GPU-a"}))
+    assert "name no device GPU-a" in problem
+    (tmp_path / "uuid.yaml").write_text(by_uuid)
+    assert read_cdi([tmp_path]) >= {"0", "GPU-a", "MIG-c738"}
+    info = EngineInfo(kind="podman", version="4", gpu_runtime=True, cards=read_cdi([tmp_path]))
+    assert runtime_problems(budgets, info, frozenset({"GPU-a", "MIG-c738"})) == ()
 
 
 async def test_cards_of_a_machine_without_a_driver_are_none() -> None:

@@ -76,6 +76,7 @@ class EngineInfo:
     kind: str  # "docker" or "podman"
     version: str
     gpu_runtime: bool
+    cards: frozenset[str] | None = None  # that it can give to containers, by name; None: it cannot tell
 
 
 @frozen(kw_only=True)

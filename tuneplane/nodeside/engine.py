@@ -31,6 +31,7 @@ from tuneplane.domain.node_ports import (
     Refusal,
 )
 
+from .cdi import read_cdi
 from .engine_http import Body, Demux, EngineHttp, refused
 from .engine_logfile import LogFile, open_log_file
 from .engine_peer import engine_pid
@@ -48,7 +49,6 @@ WAIT_SECONDS = 300.0  # one wait; the caller inspects and waits again, so a lost
 NOTICE_MILLISECONDS = 250  # how often Podman looks for the end of a container
 NOTICE_SOON_MILLISECONDS = 20  # the same while a person waits for a stop
 STANDARD_SOCKETS = {"docker": ("/run/docker.sock", "/var/run/docker.sock"), "podman": ("/run/podman/podman.sock",)}
-CDI_DIRECTORIES = (Path("/etc/cdi"), Path("/run/cdi"), Path("/var/run/cdi"))
 DOCKER_PID_FILE = Path("/run/docker.pid")
 
 
@@ -108,11 +108,12 @@ class EngineClient:
     async def info(self) -> EngineInfo:
         spoken = await self._still_spoken()
         if spoken.podman:
-            return EngineInfo(kind="podman", version=spoken.version, gpu_runtime=_cdi_gpus())
+            names = read_cdi()
+            return EngineInfo(kind="podman", version=spoken.version, gpu_runtime=bool(names), cards=names)
         response = await self._http.call("asking for the runtime's state", "GET", "/info")
         if response.status_code != 200:
             raise refused("asking for the runtime's state", response.status_code, response.content)
-        gpu = _cdi_gpus() or "nvidia" in (response.json().get("Runtimes") or {})
+        gpu = bool(read_cdi()) or "nvidia" in (response.json().get("Runtimes") or {})
         return EngineInfo(kind="docker", version=spoken.version, gpu_runtime=gpu)
 
     async def has_image(self, image: str) -> bool:
@@ -339,9 +340,3 @@ def docker_instance(path: Path) -> str:
     except (OSError, ValueError, IndexError):
         return "docker"
     return f"docker-{pid}-{started}"
-
-
-def _cdi_gpus() -> bool:
-    """Whether some CDI specification offers NVIDIA cards."""
-    files = [path for directory in CDI_DIRECTORIES if directory.is_dir() for path in directory.iterdir()]
-    return any("nvidia.com/gpu" in path.read_text(errors="replace") for path in files if path.suffix in (".yaml", ".yml", ".json"))

@@ -57,7 +57,7 @@ async def survey(
         *([engine_problem] if engine_problem else []),
         *([network_problem] if network_problem else []),
         *sight_of_cards.problems,
-        *runtime_problems(budgets, info),
+        *runtime_problems(budgets, info, sight_of_cards.granted),
         *([sight.problem] if sight.problem else []),
         *alarms,
     )
@@ -121,8 +121,14 @@ def missing_budgets(budgets: Budgets) -> tuple[str, ...]:
     )
 
 
-def runtime_problems(budgets: Budgets, info: EngineInfo | None) -> tuple[str, ...]:
+def runtime_problems(budgets: Budgets, info: EngineInfo | None, granted: frozenset[str]) -> tuple[str, ...]:
     """R-ENR-12. Which cards are there, and whether they are those of the budget, is judged by domain/card_grants.py."""
-    if not (budgets.gpu_indexes or budgets.gpu_uuids) or (info is not None and info.gpu_runtime):
+    if not (budgets.gpu_indexes or budgets.gpu_uuids):
         return ()
-    return ("GPUs are granted, but the container runtime offers none: install the NVIDIA Container Toolkit (or CDI)",)
+    if info is None or not info.gpu_runtime:
+        return ("GPUs are granted, but the container runtime offers none: install the NVIDIA Container Toolkit (or CDI)",)
+    hidden = sorted(granted - info.cards) if info.cards is not None else []
+    if not hidden:
+        return ()
+    way = "nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
+    return (f"the CDI specifications of this machine name no device {', '.join(hidden)}: every job on it would fail; run {way}",)
