@@ -14,6 +14,7 @@ import pytest
 from tests.contract.storage_world import FLEET, GATEWAY, USER, WORKER, OpenWorld, World, a_fleet, an_inventory, audit_lines
 from tuneplane.domain.accounts import AccountChange, ConsoleSession, Project
 from tuneplane.domain.card_grants import change_id, sight_of
+from tuneplane.domain.clocks import Offset
 from tuneplane.domain.errors import Refused, StorageUnavailable, TuneplaneError
 from tuneplane.domain.faultpoint import FAULT_POINTS, AnswerLost, install_fault_hook
 from tuneplane.domain.fleets import FleetState
@@ -264,6 +265,8 @@ WRITES: dict[str, tuple[Act, Act]] = {
     "close_session": (connected, lambda w: w.storage.close_session(N1, 1, "bye", w.now)),
     "record_inventory": (connected, lambda w: w.storage.record_inventory(N1, 1, an_inventory(("GPU-a", "GPU-b")), "d", w.now)),
     "inventory_stale": (connected, lambda w: w.storage.inventory_stale(N1, 1, w.now)),
+    "set_machine_drain": (connected, lambda w: w.storage.set_machine_drain(N1, 1, True, "disk", w.now)),
+    "note_clock": (connected, lambda w: w.storage.note_clock(N1, 1, Offset(seconds=7.0, error_seconds=0.1), w.now)),
     "observe": (preparing, observe),
     "reconcile": (reconnected, lambda w: w.storage.reconcile(N1, 2, (), w.now)),
     "doubt_journal": (reconnected, go_back),
@@ -274,6 +277,7 @@ WRITES: dict[str, tuple[Act, Act]] = {
     "claim_attempts": (placed, lambda w: w.storage.claim_attempts(WORKER, 10, w.now, lease(w))),
     "renew_claims": (preparing, renew),
     "advance": (placed, advance),
+    "look_around": (connected, lambda w: w.storage.look_around(True, w.now)),
     "forget_ended": (ended, lambda w: w.storage.forget_ended(w.now + timedelta(days=1), 10, w.now)),
 }
 # A repeat that finds its own first time says so in these ways; the caller reads what it wanted to be true
@@ -400,7 +404,7 @@ async def test_audit_line_of_a_forced_removal_names_what_was_left_behind(open_wo
     async with open_world() as world:
         await silent(world)
         await world.storage.delete_node(N1, True, USER, world.now)
-        assert (await audit_lines(world.storage))[-1] == (USER, "node.delete", N1, f"left behind: {MEMBER}", True)
+        assert (await audit_lines(world.storage))[-1] == (USER, "node.delete", N1, f"left behind: {MEMBER} (running)", True)
 
 
 def test_every_fault_point_of_the_port_is_tried() -> None:

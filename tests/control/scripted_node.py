@@ -19,6 +19,7 @@ from tuneplane.domain.frames import (
     Command,
     CommandAnswer,
     CommandKind,
+    DrainState,
     Hello,
     InventoryReport,
     LogCancel,
@@ -71,6 +72,7 @@ class ScriptedNode:
     started: list[MemberId] = field(factory=list, init=False)  # every container start, for ever
     commands: list[Command] = field(factory=list, init=False)
     acks: list[ObservationAck] = field(factory=list, init=False)
+    drains: list[DrainState] = field(factory=list, init=False)  # not looked at yet
     cancels: list[LogCancel] = field(factory=list, init=False)
     reads: list[LogRead] = field(factory=list, init=False)
     members: dict[MemberId, Observation] = field(factory=dict, init=False)
@@ -149,6 +151,8 @@ class ScriptedNode:
             await self._send_log(frame, link)
         elif isinstance(frame, LogCancel):
             self.cancels.append(frame)
+        elif isinstance(frame, DrainState):
+            self.drains.append(frame)
 
     # ------------------------------------------------------------ the member's life
 
@@ -233,6 +237,11 @@ class ScriptedNode:
     async def wait_command(self, kind: CommandKind, count: int = 1) -> Command:
         await self.wait_for(lambda node: node.count(kind) >= count, f"{count} {kind.value} command(s)")
         return [command for command in self.commands if command.kind is kind][count - 1]
+
+    async def wait_drain(self) -> DrainState:
+        """The next answer to a wish to be drained."""
+        await self.wait_for(lambda node: node.drains, "an answer to a DrainWish")
+        return self.drains.pop(0)
 
     def count(self, kind: CommandKind) -> int:
         return sum(command.kind is kind for command in self.commands)

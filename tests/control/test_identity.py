@@ -13,7 +13,7 @@ import trio
 from tests.control.plane import now, open_plane
 from tuneplane.control.identity import IdentityRefused, TlsIdentity, open_gateway_identity, open_internal_identity
 from tuneplane.domain.jobs import EncryptedIdentity
-from tuneplane.domain.ports import IdentityStore
+from tuneplane.domain.small_ports import IdentityStore
 from tuneplane.wire.certificates import read_certificate
 from tuneplane.wire.identity import generate_identity
 from tuneplane.wire.relay import RELAY_NAME

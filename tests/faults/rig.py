@@ -313,7 +313,7 @@ class Rig:
 
     def heal(self) -> None:
         """Before the next case, whatever the last one left: nothing armed, all services up, one Node ready."""
-        for plan in (*SERVICES, "join", "first", "up"):
+        for plan in (*SERVICES, "join", "first", "up", "drain"):
             self.arm(plan)
         self.system.podman.resume()
         for name in set(self.system.processes) - set(SERVICES):

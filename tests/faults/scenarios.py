@@ -387,6 +387,18 @@ def set_node_state(rig: Rig, strike: Strike) -> None:
     then_launch(rig, strike)
 
 
+def machine_drain(rig: Rig, strike: Strike) -> None:
+    """L-E15: drained on the machine itself, and taken back: both are remembered and told, whatever dies on the way."""
+    [node] = rig.ask(rig.system.nodes)
+    env = rig.system.processes["node"].env
+    rig.strike(strike)
+    for options, state in ((["--wait"], "draining"), (["--wait", "--cancel"], "active")):
+        rig.run_until_done(rig.add("drain", ["tuneplane-node", "drain", *options], env, "drain"))
+        assert rig.ask(lambda: rig.system.client.get(f"/api/nodes/{node['id']}"))["scheduling"]["state"] == state
+    rig.wait_ready()
+    then_launch(rig, strike)
+
+
 def delete_node(rig: Rig, strike: Strike) -> None:
     _, node = _join(rig)
     rig.strike(strike)

@@ -65,6 +65,8 @@ REACH: dict[str, Reach] = {
     "storage.join": Reach(scenarios.join),
     "node.join.write": Reach(scenarios.join, "join"),
     "node.cards.write": Reach(card_scenarios.swap_cards),  # at first sight; the acceptance is another pass of the same write
+    "node.drain.wish": Reach(scenarios.machine_drain, "drain"),
+    "node.drain.heard": Reach(scenarios.machine_drain),
     "node.identity.write": Reach(scenarios.join, "join"),
     "node.journal.create": Reach(scenarios.join),
     # the gateway
@@ -75,6 +77,8 @@ REACH: dict[str, Reach] = {
     "storage.close_session": Reach(scenarios.node_restarts),
     "storage.record_inventory": Reach(scenarios.node_restarts),
     "storage.inventory_stale": Reach(scenarios.runtime_hangs),
+    "storage.set_machine_drain": Reach(scenarios.machine_drain),
+    "storage.note_clock": Reach(scenarios.node_restarts),
     "storage.observe": Reach(scenarios.launch, nths=(1, 2, 3)),  # at least preparing or prepared, terminated, cleaned: reports coalesce
     "storage.doubt_journal": Reach(scenarios.journal_reverts),
     "storage.reconcile": Reach(scenarios.node_restarts),

@@ -19,7 +19,8 @@ from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.member_table import MemberAction, MemberEvent, NodePhase
 from tuneplane.domain.node_member import NOTHING_FOUND, PROGRESS_TICKS, Facts, Grants, Place
 from tuneplane.domain.plan import plan_bytes
-from tuneplane.nodeside.journal import FILE_NAME, SCHEMA_VERSION, Journal, JournalUnusable, look_for_hold, open_journal
+from tuneplane.nodeside.journal import FILE_NAME, SCHEMA_VERSION, Journal, JournalUnusable, open_journal
+from tuneplane.nodeside.journal_peek import look_for_hold
 from tuneplane.nodeside.machine import LinuxMachine
 from tuneplane.nodeside.runner import ThreadRunner, run_inline
 

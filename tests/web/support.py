@@ -162,7 +162,6 @@ async def open_site(database: str, *, timings: Timings = TIMINGS, accounts: bool
     logs = StoredLogs()
     async with open_bridge(), open_storage(database, size=4, timings=timings) as storage:
         api = make_control_api(
-            timings=PRODUCTION,
             storage=storage,
             clock=now,
             entropy=secrets.token_bytes,
@@ -172,6 +171,7 @@ async def open_site(database: str, *, timings: Timings = TIMINGS, accounts: bool
             archive=LogArchive(),
             storage_root=storage_root,
             images=RegistryResolver(),
+            timings=timings,
         )
         site = make_site(api, storage, jwt_secret=SECRET, clock=now, entropy=secrets.token_bytes)
         running = Running(api=api, storage=storage, logs=logs, site=site, admin_token="", user_token="")

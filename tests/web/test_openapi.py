@@ -117,6 +117,8 @@ async def _walk(running: Running, http: httpx.AsyncClient) -> None:
     node = NodeId(joined["id"])
     epoch = await connect_node(running, FleetId("lab"), node, INVENTORY)
     assert (await http.get("/api/fleets/lab/nodes")).json()["items"][0]["ready"] == {"value": True, "reasons": []}
+    await running.storage.look_around(False, now())
+    assert (await http.get("/api/sight")).json()["judging"] is True
     assert (await http.get("/api/nodes")).status_code == 200
     assert (await http.get(f"/api/nodes/{node}")).status_code == 200
 

@@ -10,6 +10,8 @@ from tuneplane.domain.frames import (
     Command,
     CommandAnswer,
     CommandKind,
+    DrainState,
+    DrainWish,
     Goodbye,
     Heartbeat,
     HeartbeatReply,
@@ -40,6 +42,7 @@ from tuneplane.domain.inventory import (
     Stranger,
 )
 from tuneplane.domain.launch_table import MemberPhase
+from tuneplane.domain.nodes import Left, NodeState
 
 counts = st.integers(0, 2**63 - 1)
 small = st.integers(0, 65535)
@@ -129,7 +132,16 @@ node_frames = st.one_of(
         address=words,
         sent_at=times,
     ),
-    st.builds(Heartbeat, sequence=counts, inventory_digest=digests, sent_at=times),
+    st.builds(
+        Heartbeat,
+        sequence=counts,
+        inventory_digest=digests,
+        sent_at=times,
+        inventory_age_seconds=seconds,
+        clock_offset_seconds=st.none() | st.integers(-(10**15), 10**15).map(lambda micros: micros / 1e6),
+        clock_error_seconds=seconds,
+    ),
+    st.builds(DrainWish, revision=counts, wanted=st.booleans(), reason=texts),
     st.builds(InventoryReport, inventory=inventories, digest=digests),
     st.builds(CommandAnswer, operation=ids, accepted=st.booleans(), code=codes, detail=texts),
     st.builds(
@@ -165,7 +177,14 @@ gateway_frames = st.one_of(
         accepted_hold=st.just("") | ids,
         accepted_cards=st.just("") | ids,
     ),
-    st.builds(HeartbeatReply, sequence=counts),
+    st.builds(HeartbeatReply, sequence=counts, received_at=st.none() | times),
+    st.builds(
+        DrainState,
+        revision=counts,
+        state=st.sampled_from(NodeState),
+        drained=st.booleans(),
+        left=st.lists(st.builds(Left, member=ids, phase=st.sampled_from(MemberPhase)), max_size=3).map(tuple),
+    ),
     st.builds(
         Command,
         operation=ids,

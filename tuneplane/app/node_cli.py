@@ -1,12 +1,13 @@
 """``tuneplane-node``: enrol this machine, serve, and say how it stands. Thin over :mod:`tuneplane.nodeside`.
 
-Exit status: 0 done, 1 failed, 2 wrong usage, a wrong setting, or refused. Works from the base install.
+Exit status: 0 done, 1 failed, 2 wrong usage, a wrong setting, or refused, 3 still draining. Works from the base install.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -25,13 +26,15 @@ from tuneplane.domain.inventory import Budgets
 from tuneplane.domain.jobspec import GB
 from tuneplane.nodeside.config import NodeConfig, prepare_state_dir
 from tuneplane.nodeside.daemon import look_at_machine, open_node
+from tuneplane.nodeside.drain import load_wish
 from tuneplane.nodeside.identity import load_identity
 from tuneplane.nodeside.join import JoinOrder, join_fleet
-from tuneplane.nodeside.journal import look_for_hold
+from tuneplane.nodeside.journal_peek import look_for_hold
 from tuneplane.nodeside.locks import hold_state_dir
 from tuneplane.nodeside.precedence import take_precedence
 
 from .faults import card_reader_from, install_fault_hook_from
+from .node_drain import drain as drain_machine
 from .process import Stopping, run_process, run_system
 from .settings import NodeSettings, WrongSetting, read_node_settings
 
@@ -152,7 +155,7 @@ def status(as_json: bool) -> None:
         config = node_config(read_node_settings())
         identity = load_identity(config.state_dir)
         running = _daemon_runs(config.state_dir)
-        hold = look_for_hold(config.state_dir)
+        hold, wish = look_for_hold(config.state_dir), load_wish(config.state_dir)
         facts = {
             "node": identity.node,
             "fleet": identity.fleet,
@@ -162,10 +165,33 @@ def status(as_json: bool) -> None:
             "credential_expires_at": identity.credential_expires_at.isoformat().replace("+00:00", "Z"),
             "running": running,
             "held": str(hold) if hold is not None else None,
+            "draining": wish is not None and wish.wanted,
         }
         click.echo(json.dumps(facts, indent=2) if as_json else "\n".join(f"{name:22} {_said(value)}" for name, value in facts.items()))
         if not running:
             sys.exit(1)
+
+    guarded(run)
+
+
+@main.command()
+@click.option("--wait", "wait", is_flag=True, help="Wait until the control plane has confirmed that nothing is left.")
+@click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds to wait at most; exit status 3 when they are over.")
+@click.option("--cancel", is_flag=True, help="Take work again; an operator's own drain or cordon stays.")
+@click.option("--reason", default="", help="Shown to operators.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def drain(wait: bool, timeout: float | None, cancel: bool, reason: str, as_json: bool) -> None:
+    """Finish what runs here and take no more. Kills nothing; remembered while the daemon or the gateway is away."""
+
+    def run() -> None:
+        if timeout is not None and not wait:
+            raise WrongSetting("--timeout", "needs --wait")
+        config = node_config(read_node_settings())
+        load_identity(config.state_dir)
+        seconds = (math.inf if timeout is None else timeout) if wait else 0.0
+        running = _daemon_runs(config.state_dir)
+        install_fault_hook_from(os.environ)
+        drain_machine(config.state_dir, running, wanted=not cancel, reason=reason, seconds=seconds, as_json=as_json)
 
     guarded(run)
 

@@ -55,8 +55,8 @@ def nodes_table(nodes: list[Row]) -> Table:
             node["id"],
             node["fleet"],
             _reached(node),
-            node["connection"]["state"],
-            node["scheduling"]["state"],
+            _connection(node),
+            _scheduling(node),
             _share(capacity, "cpu_millis", 1000.0, ""),
             _share(capacity, "memory_bytes", 1e9, " GB"),
             _gpus(node),
@@ -83,12 +83,30 @@ def _gpus(node: Row) -> str:
     return _share(node.get("capacity") or {}, "gpus", 1.0, "") + (f", {aside} aside" if aside else "")
 
 
+def _connection(node: Row) -> str:
+    """Silence is told with what it comes to (R-LIV-01, R-LIV-02)."""
+    state = str(node["connection"]["state"])
+    return f"{state} (gone)" if (node.get("liveness") or {}).get("presence") == "gone" else state
+
+
+def _scheduling(node: Row) -> str:
+    """A drain is told with what it waits for (L-F1)."""
+    scheduling = node["scheduling"]
+    if scheduling.get("drained"):
+        return "drained"
+    left = scheduling.get("left") or []
+    if scheduling["state"] != "draining" or not left:
+        return str(scheduling["state"])
+    return f"draining, {len(left)} left: " + ", ".join(f"{one['member']} {one['phase']}" for one in left)
+
+
 def _ready(node: Row) -> Text:
     """Whether it takes work and why not, and what an operator should look at either way (P-07, R-LCH-05)."""
     ready = node["ready"]
     strange = (node.get("inventory") or {}).get("strangers") or []
     notes = [f"stranger {one['name']} ({one['container'] or 'no container'}, member {one['member'] or '?'})" for one in strange]
     notes += node.get("violations") or []
+    notes += node.get("warnings") or []
     text = "yes" if ready["value"] else "no: " + "; ".join(ready["reasons"])
     return Text("; ".join([text, *notes]), "green" if ready["value"] and not notes else "yellow")
 

@@ -33,6 +33,7 @@ from .api_logs import (
 )
 from .api_nodes import EpochAcceptance, GatewayTrust, JoinAnswer, LossDeclaration, NodeAnswer, NodePatch, Nodes, StrangerStop
 from .api_projects import AuditLog, ProjectDraft, Projects
+from .api_sight import SightAnswer, Sights
 from .images import ImageResolver, RegistryResolver
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "NewToken",
     "NodeAnswer",
     "NodePatch",
+    "SightAnswer",
     "StrangerStop",
     "Nodes",
     "Preview",
@@ -101,6 +103,7 @@ class ControlApi:
     hardware: Hardware
     nodes: Nodes
     cards: Cards
+    sights: Sights
     jobs: Jobs
     logs: Logs
 
@@ -122,7 +125,7 @@ def make_control_api(
     ``storage_root`` is where Nodes archive logs unless their Fleet names another (R-ENR-11), "" when nowhere."""
     fleets = Fleets(storage=storage, clock=clock, entropy=entropy, public_url=public_url.rstrip("/"))
     jobs = Jobs(storage=storage, clock=clock, entropy=entropy, fleets=fleets, images=images, timings=timings)
-    nodes = Nodes(storage=storage, clock=clock, entropy=entropy, fleets=fleets, gateway=gateway)
+    nodes = Nodes(storage=storage, clock=clock, entropy=entropy, fleets=fleets, gateway=gateway, timings=timings)
     return ControlApi(
         accounts=Accounts(storage=storage, clock=clock, entropy=entropy),
         projects=Projects(storage=storage, clock=clock, entropy=entropy),
@@ -131,6 +134,7 @@ def make_control_api(
         hardware=Hardware(storage=storage, clock=clock, entropy=entropy),
         nodes=nodes,
         cards=Cards(storage=storage, clock=clock, entropy=entropy, nodes=nodes),
+        sights=Sights(storage=storage, clock=clock, entropy=entropy, timings=timings),
         jobs=jobs,
         logs=Logs(jobs=jobs, reader=log_reader, archive=archive, storage_root=storage_root),
     )

@@ -10,6 +10,7 @@ from attrs import asdict, evolve, field, frozen
 
 from tuneplane.domain import codec
 from tuneplane.domain.addresses import is_numeric
+from tuneplane.domain.clocks import clock_warning
 from tuneplane.domain.errors import InvalidInput, NotFound, Refused
 from tuneplane.domain.fleet_config import why_other_root
 from tuneplane.domain.fleets import Delivery, Fleet
@@ -18,10 +19,12 @@ from tuneplane.domain.hardware import unknown_card, unknown_cards_of
 from tuneplane.domain.ids import SLUG, FleetId, MemberId, NodeId, SeriesId, UserName
 from tuneplane.domain.inventory import Budgets, CardBinding, CardFault, EpochHold, Gpu, Interface, Inventory, Stranger
 from tuneplane.domain.jobs import JoinRequest, Page, User
-from tuneplane.domain.liveness import Readiness, readiness
-from tuneplane.domain.nodes import Capacity, Connection, Cordon, Node, NodeState
+from tuneplane.domain.liveness import Liveness, Readiness, liveness, readiness
+from tuneplane.domain.nodes import Capacity, Connection, Cordon, Left, Node, NodeState
 from tuneplane.domain.secrets import SECRET_ENTROPY_BYTES, SecretKind, secret_hash, spell_secret
+from tuneplane.domain.sight import Sight
 from tuneplane.domain.text import plain, plain_tree
+from tuneplane.domain.timings import PRODUCTION, Timings
 from tuneplane.domain.visibility import may_see
 
 from .api_base import Base, log, require_admin
@@ -60,10 +63,12 @@ class JoinAnswer:
 
 @frozen(kw_only=True)
 class Scheduling:
-    """What an operator and the cordons' owners want; separate from connection and inventory (R-LIV-06)."""
+    """What an operator, the machine and the cordons' owners want; separate from connection and inventory (R-LIV-06)."""
 
     state: NodeState
     cordons: tuple[Cordon, ...]
+    drained: bool  # draining, and nothing is left by confirmed ends (L-F1)
+    left: tuple[Left, ...]  # members without a confirmed end: a drain waits for them
 
 
 @frozen(kw_only=True)
@@ -110,6 +115,8 @@ class NodeAnswer:
     members: tuple[str, ...]
     violations: tuple[str, ...]  # what had ended and is reported alive all the same; it is being stopped
     ready: Readiness
+    liveness: Liveness  # what its silence means, a capability of its Fleet (R-LIV-01)
+    warnings: tuple[str, ...]  # what people should know and nothing depends on, such as a clock that is off
     created_at: datetime
     enrolled_by: UserName | None
 
@@ -150,6 +157,7 @@ class Nodes(Base):
 
     fleets: Fleets
     gateway: GatewayTrust
+    timings: Timings = PRODUCTION
 
     async def join(self, fleet: FleetId, request: JoinRequest) -> JoinAnswer:
         """Enrol a machine with a Join Token. Refused with the token's own reason; nothing else is burnt (R-ENR-03)."""
@@ -211,7 +219,7 @@ class Nodes(Base):
         found = await self.storage.get_node(node, now)
         if found is None:
             raise NotFound("Node", node)
-        return answer_node(found, fleet, now)
+        return await self._answer(found, fleet, now)
 
     async def check(self, caller: User, node: NodeId) -> Fleet:
         """The Fleet of a Node that the caller may see; or the same NotFound, after the same one look, as where there is none."""
@@ -226,7 +234,11 @@ class Nodes(Base):
         fleets = [await self.fleets.get(caller, fleet)] if fleet is not None else await self.fleets.visible(caller)
         by_id = {one.id: one for one in fleets}
         nodes, cursor = await self.storage.list_nodes(fleet, page, now, seen_by=caller)
-        return [answer_node(node, by_id[node.fleet], now) for node in nodes if node.fleet in by_id], cursor
+        sight = await self.storage.load_sight(now)
+        return [answer_node(node, by_id[node.fleet], sight, now, self.timings) for node in nodes if node.fleet in by_id], cursor
+
+    async def _answer(self, node: Node, fleet: Fleet, now: datetime) -> NodeAnswer:
+        return answer_node(node, fleet, await self.storage.load_sight(now), now, self.timings)
 
     async def set_state(self, caller: User, node: NodeId, patch: NodePatch) -> NodeAnswer:
         """Drain, cordon or activate: new work stops or starts, running work goes on (R-LIV-04)."""
@@ -237,7 +249,7 @@ class Nodes(Base):
         now = self.clock()
         changed = await self.storage.set_node_state(node, patch.state, patch.reason, now, by=caller.username)
         self.tell(caller.username, f"node.{patch.state.value}", node, patch.reason)
-        return answer_node(changed, await self._fleet_of(caller, changed), now)
+        return await self._answer(changed, await self._fleet_of(caller, changed), now)
 
     async def accept_epoch(self, caller: User, node: NodeId, order: EpochAcceptance) -> NodeAnswer:
         """Let a Node that holds our commands, because our session epochs went back, obey them again (P-07)."""
@@ -246,7 +258,7 @@ class Nodes(Base):
         now = self.clock()
         changed = await self.storage.accept_epoch(node, order.hold, caller.username, now)
         self.tell(caller.username, "node.accept-epoch", node, order.hold)
-        return answer_node(changed, await self._fleet_of(caller, changed), now)
+        return await self._answer(changed, await self._fleet_of(caller, changed), now)
 
     async def stop_stranger(self, caller: User, node: NodeId, order: StrangerStop) -> NodeAnswer:
         """Stop what nobody claims, by an operator's word (P-07). The Node looks again before it obeys."""
@@ -257,7 +269,7 @@ class Nodes(Base):
         now = self.clock()
         changed = await self.storage.stop_stranger(node, order.container, MemberId(order.member), caller.username, now)
         self.tell(caller.username, "node.stop-stranger", node, f"{order.member} {order.container}")
-        return answer_node(changed, await self._fleet_of(caller, changed), now)
+        return await self._answer(changed, await self._fleet_of(caller, changed), now)
 
     async def delete(self, caller: User, node: NodeId, *, force: bool) -> None:
         """Remove a Node: drained and empty, or with ``force`` one that is gone; its credential dies with it (R-CRD-04)."""
@@ -283,14 +295,15 @@ class Nodes(Base):
             raise NotFound("Node", node.id) from None
 
 
-def answer_node(node: Node, fleet: Fleet, now: datetime) -> NodeAnswer:
-    """The API's shape of a Node, with its readiness derived now."""
+def answer_node(node: Node, fleet: Fleet, sight: Sight | None, now: datetime, timings: Timings) -> NodeAnswer:
+    """The API's shape of a Node, with readiness and liveness derived now."""
+    clock = clock_warning(node.connection.clock_offset_seconds, node.connection.clock_error_seconds)
     return NodeAnswer(
         id=node.id,
         fleet=node.fleet,
         address=node.address,
         connection=_connection(node.connection, now),
-        scheduling=Scheduling(state=node.state, cordons=node.cordons),
+        scheduling=Scheduling(state=node.state, cordons=node.cordons, drained=node.is_drained, left=node.left),
         inventory=_inventory(node),
         card_series=node.card_series,
         unknown_cards=unknown_cards_of(node),
@@ -299,6 +312,8 @@ def answer_node(node: Node, fleet: Fleet, now: datetime) -> NodeAnswer:
         members=node.members,
         violations=node.violations,
         ready=readiness(node, fleet, now),
+        liveness=liveness(node, fleet, sight, now, timings),
+        warnings=(clock,) if clock else (),
         created_at=node.created_at,
         enrolled_by=node.enrolled_by,
     )

@@ -50,7 +50,9 @@ class Listener(Actor):
         return self.host, self._listening.port
 
     async def _serve(self, door: Door) -> None:
-        await serve_gateway(host=self.host, port=self.port, tls=self.tls, door=door, timings=self.timings, task_status=self._listening)
+        await serve_gateway(
+            host=self.host, port=self.port, tls=self.tls, door=door, timings=self.timings, clock=self.clock, task_status=self._listening
+        )
 
     def _door(self, context: Context) -> Door:
         base = parent_path(context)

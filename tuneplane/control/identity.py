@@ -16,7 +16,7 @@ from attrs import frozen
 
 from tuneplane.domain.errors import TuneplaneError
 from tuneplane.domain.jobs import EncryptedIdentity
-from tuneplane.domain.ports import IdentityStore
+from tuneplane.domain.small_ports import IdentityStore
 from tuneplane.wire.certificates import key_matches, read_certificate
 from tuneplane.wire.identity import KEY_VERSION, KeyUndecipherable, decrypt_key, encrypt_key, generate_identity
 from tuneplane.wire.relay import RELAY_NAME

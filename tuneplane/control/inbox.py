@@ -15,10 +15,10 @@ from typing import Union
 import trio
 from attrs import define, field
 
-from tuneplane.domain.frames import CommandAnswer, InventoryReport, Observation, ReconcileDone
+from tuneplane.domain.frames import CommandAnswer, DrainWish, InventoryReport, Observation, ReconcileDone
 from tuneplane.domain.ids import OperationId
 
-Reported = Union[Observation, CommandAnswer, InventoryReport, ReconcileDone]
+Reported = Union[Observation, CommandAnswer, InventoryReport, ReconcileDone, DrainWish]
 
 MAX_WAITING = 1024  # members of one Node in a reconciliation burst; past it the Node's HTTP/2 window closes
 

@@ -9,8 +9,8 @@ from attrs import define, field
 
 from tuneplane.actors import Actor, Context, MailboxSpec, on_signal
 from tuneplane.domain.errors import StorageUnavailable
-from tuneplane.domain.ports import SightStore
 from tuneplane.domain.sight import Brake, Sight
+from tuneplane.domain.small_ports import SightStore
 from tuneplane.domain.timings import Timings
 
 from .patience import Backoff, Clock

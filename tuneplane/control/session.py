@@ -21,12 +21,15 @@ import trio
 from attrs import define, field, frozen
 
 from tuneplane.actors import Actor, Context, MailboxSpec, Ref, handles, on_signal
+from tuneplane.domain.clocks import Offset
 from tuneplane.domain.errors import Fenced, Refused, StorageUnavailable
 from tuneplane.domain.faultpoint import fault_point
 from tuneplane.domain.frames import (
     Command,
     CommandAnswer,
     CommandKind,
+    DrainState,
+    DrainWish,
     Heartbeat,
     InventoryReport,
     LogQuery,
@@ -35,6 +38,7 @@ from tuneplane.domain.frames import (
     ReconcileDone,
 )
 from tuneplane.domain.ids import MemberId, NodeId, OperationId
+from tuneplane.domain.nodes import MOST_LEFT
 from tuneplane.domain.ports import SessionStore
 from tuneplane.domain.timings import Timings
 from tuneplane.wire.link import GatewayLink, LinkClosed
@@ -49,6 +53,7 @@ log = structlog.get_logger("tuneplane.control.session")
 STOPS_WAITING = 64  # members of one machine, more than its cards; what does not fit is found by the next look
 COMMANDS_WAITING = 64  # likewise; the rows wait, not the letters
 READS_WAITING = 16  # log reads that wait for the link; a reader that is refused tries again
+STALE_MARGIN = 0.001  # seconds after which what is just fresh has gone stale
 MAX_UNANSWERED = 256  # commands in flight to one Node: the capacity of the control lane of its link
 
 
@@ -94,9 +99,12 @@ class NodeSession(Actor):
     _reported: set[MemberId] = field(factory=set, init=False)  # of ours, until reconciled: bounded by the rows of this Node
     _opened_at: float = field(default=0.0, init=False)
     _inventory: InventoryReport | None = field(default=None, init=False)  # as recorded in this session
+    _reported_at: float = field(default=0.0, init=False)  # when the newest report arrived
+    _beat: tuple[str, float] = field(default=("", 0.0), init=False)  # what the newest heartbeat confirms, and when that was looked at
     _confirmed_at: float = field(default=0.0, init=False)
     _stale: bool = field(default=False, init=False)  # marked so in the database
     _maybe_stale: bool = field(default=False, init=False)  # the same, or an answer was lost on the way there (P-09)
+    _offset: Offset | None = field(default=None, init=False)  # of the Node's clock, as written or about to be
     _reason: str = field(default="the connection ended", init=False)
     _self: Ref | None = field(default=None, init=False)
     _retry: Alarm = field(factory=lambda: Alarm("store"), init=False)
@@ -123,9 +131,11 @@ class NodeSession(Actor):
 
     async def _receive(self, context: Context) -> None:
         frame = await self.link.receive()
-        if not isinstance(frame, (Observation, CommandAnswer, InventoryReport, ReconcileDone)):
+        if not isinstance(frame, (Observation, CommandAnswer, InventoryReport, ReconcileDone, DrainWish)):
             self._end("unexpected-frame", f"a Node does not send {type(frame).__name__} in a session")
             return
+        if isinstance(frame, InventoryReport):
+            self._reported_at = trio.current_time()
         urgent = isinstance(frame, CommandAnswer) and frame.operation in self._stops
         if isinstance(frame, CommandAnswer):
             self._answer_heard(frame, context)
@@ -178,6 +188,8 @@ class NodeSession(Actor):
             )
         elif isinstance(frame, InventoryReport):
             await self._record(frame)
+        elif isinstance(frame, DrainWish):
+            await self._drain(frame)
         elif isinstance(frame, ReconcileDone):
             await self.storage.reconcile(self.node, self.link.epoch, self._reported, self.clock())
             self._reconciled = True
@@ -195,6 +207,11 @@ class NodeSession(Actor):
         with fault_point("control.acknowledge"):
             await self.link.send(ObservationAck(member=observation.member, revision=observation.revision))
 
+    async def _drain(self, wish: DrainWish) -> None:
+        """L-E15: what was asked on the machine is kept, and it is told how it stands by now."""
+        node = await self.storage.set_machine_drain(self.node, self.link.epoch, wish.wanted, wish.reason, self.clock())
+        await self.link.send(DrainState(revision=wish.revision, state=node.state, drained=node.is_drained, left=node.left[:MOST_LEFT]))
+
     def _answer_heard(self, answer: CommandAnswer, context: Context) -> None:
         """On arrival, not once stored: the Node's duty is done, whatever the database does."""
         if len(self._unanswered) >= MAX_UNANSWERED:
@@ -204,17 +221,42 @@ class NodeSession(Actor):
 
     async def _record(self, report: InventoryReport) -> None:
         await self.storage.record_inventory(self.node, self.link.epoch, report.inventory, report.digest, self.clock())
-        self._inventory, self._confirmed_at, self._stale = report, trio.current_time(), False
+        digest, heard_at = self._beat
+        self._confirmed_at = max(self._reported_at, heard_at if digest == report.digest else 0.0)
+        self._inventory, self._stale = report, False
         self._maybe_stale = False
+        await self._watch_inventory(trio.current_time())  # it may have waited long for the database
 
     def _heard(self, heartbeat: Heartbeat) -> None:
         """A heartbeat confirms the recorded inventory by its digest, and writes nothing unless it had gone stale."""
+        self._clock_heard(heartbeat)
+        self._beat = (heartbeat.inventory_digest, trio.current_time() - heartbeat.inventory_age_seconds)
         if self._inventory is None or heartbeat.inventory_digest != self._inventory.digest:
             return
-        self._confirmed_at = trio.current_time()
-        if self._maybe_stale and self._self is not None:
+        self._confirmed_at = max(self._confirmed_at, self._beat[1])
+        if self._maybe_stale and self._is_fresh(trio.current_time()) and self._self is not None:
             self._inbox.put_again(self._inventory)
             self._self.signal("store")
+
+    def _clock_heard(self, heartbeat: Heartbeat) -> None:
+        """Written once a session, and when it has changed by more than people can overlook."""
+        if heartbeat.clock_offset_seconds is None:
+            return
+        heard = Offset(seconds=heartbeat.clock_offset_seconds, error_seconds=heartbeat.clock_error_seconds)
+        if self._offset is None or heard.differs(self._offset):
+            self._offset = heard
+            if self._self is not None:
+                self._self.signal("clock")
+
+    @on_signal("clock")
+    async def note_clock(self, context: Context) -> None:
+        offset = self._offset
+        if offset is None:
+            return
+        try:
+            await self.storage.note_clock(self.node, self.link.epoch, offset, self.clock())
+        except StorageUnavailable:
+            self._offset = None  # the next heartbeat tells it again
 
     # ------------------------------------------------------------ to the Node
 
@@ -295,15 +337,19 @@ class NodeSession(Actor):
             self._end("answer-overdue", f"no answer to {late[0]} within {self.timings.engine_call:g} s")
             return
         await self._watch_inventory(now)
-        context.timer("watch", self.timings.heartbeat)
+        stale_in = self._confirmed_at + self.timings.inventory_fresh - now
+        context.timer("watch", min(self.timings.heartbeat, stale_in + STALE_MARGIN) if stale_in > 0 else self.timings.heartbeat)
 
     @property
     def _node_holds(self) -> bool:
         """P-07: it answers no command until an operator's word, which ends this session; its reports go on meanwhile."""
         return self._inventory is not None and self._inventory.inventory.hold is not None
 
+    def _is_fresh(self, now: float) -> bool:
+        return now - self._confirmed_at <= self.timings.inventory_fresh
+
     async def _watch_inventory(self, now: float) -> None:
-        if self._inventory is None or self._stale or now - self._confirmed_at <= self.timings.inventory_fresh:
+        if self._inventory is None or self._stale or self._is_fresh(now):
             return
         self._maybe_stale = True  # before it is: once confirmed again, the inventory is written again
         try:

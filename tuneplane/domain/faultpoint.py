@@ -63,6 +63,8 @@ FAULT_POINTS: dict[str, str] = {
     "storage.close_session": "gateway: the end of a Node's session",
     "storage.record_inventory": "gateway: an inventory, its budgets, cards and cordons",
     "storage.inventory_stale": "gateway: that an inventory is no longer fresh",
+    "storage.set_machine_drain": "gateway: that a machine asks for no more work, or for work again",
+    "storage.note_clock": "gateway: how far a Node's clock is off",
     "storage.observe": "gateway: an observation of a member; at its end the release of its holds",
     "storage.doubt_journal": "gateway: that a report has put a Node's journal in doubt",
     "storage.reconcile": "gateway: what a complete report lacks",
@@ -106,6 +108,8 @@ FAULT_POINTS: dict[str, str] = {
     "node.logs.archive": "node: a member's log, archived below the storage root",
     "node.logs.delete": "node: the end of a member's log",
     "node.cards.write": "node: which cards its indexes meant, and what is wrong with which",
+    "node.drain.wish": "node: that its machine asks for no more work, or for work again",
+    "node.drain.heard": "node: what the control plane has answered to that",
     "node.identity.write": "node: the Node's identity and credential",
     "node.join.write": "node: the join key and the ordinal of the next try, before it is sent",
 }

@@ -14,6 +14,7 @@ from attrs import frozen
 from .ids import FleetId, GatewayId, JournalId, MemberId, NodeId, OperationId, TraceId
 from .inventory import Inventory
 from .launch_table import MemberPhase
+from .nodes import Left, NodeState
 
 WIRE_PROTOCOL = 1
 MAX_FRAME_BYTES = 1 << 20  # wire-notes: the receiver refuses a longer message after its prefix
@@ -53,6 +54,9 @@ class Heartbeat:
     sequence: int
     inventory_digest: str  # confirms an unchanged inventory without sending it ("At 10,000 Nodes")
     sent_at: datetime
+    inventory_age_seconds: float = 0.0  # since the look that the digest is of
+    clock_offset_seconds: float | None = None  # this clock minus the gateway's, by the best recent round trip; None: not measured yet
+    clock_error_seconds: float = 0.0  # half of that round trip
 
 
 @frozen(kw_only=True)
@@ -121,7 +125,16 @@ class LogChunk:
     error: str = ""  # why the read ended early; "" when it ended by itself
 
 
-NodeFrame = Union[Hello, Heartbeat, InventoryReport, CommandAnswer, Observation, ReconcileDone, LogChunk]
+@frozen(kw_only=True)
+class DrainWish:
+    """What was asked on the machine itself: finish this and take no more, or (not ``wanted``) take work again (L-E15)."""
+
+    revision: int  # rises with every change of the wish
+    wanted: bool
+    reason: str = ""
+
+
+NodeFrame = Union[Hello, Heartbeat, InventoryReport, CommandAnswer, Observation, ReconcileDone, LogChunk, DrainWish]
 
 
 class CommandKind(str, Enum):
@@ -146,6 +159,17 @@ class Welcome:
 @frozen(kw_only=True)
 class HeartbeatReply:
     sequence: int
+    received_at: datetime | None = None  # on the gateway's clock
+
+
+@frozen(kw_only=True)
+class DrainState:
+    """How the Node stands in the database after the COMMIT of its wish, whoever drains it."""
+
+    revision: int
+    state: NodeState
+    drained: bool
+    left: tuple[Left, ...] = ()  # the first MOST_LEFT
 
 
 @frozen(kw_only=True)
@@ -211,7 +235,7 @@ class Goodbye:
     retry_after_seconds: float = 0.0
 
 
-GatewayFrame = Union[Welcome, HeartbeatReply, Command, ObservationAck, LogRead, LogCancel, LogCredit, Goodbye]
+GatewayFrame = Union[Welcome, HeartbeatReply, Command, ObservationAck, LogRead, LogCancel, LogCredit, Goodbye, DrainState]
 
 
 def lane_of(frame: NodeFrame | GatewayFrame) -> Lane:
@@ -222,7 +246,7 @@ def lane_of(frame: NodeFrame | GatewayFrame) -> Lane:
         return Lane.INVENTORY
     if isinstance(frame, Command):
         return Lane.CONTROL if frame.kind is CommandKind.STOP else Lane.REPLY
-    if isinstance(frame, (Observation, CommandAnswer, ObservationAck, LogRead, ReconcileDone)):
+    if isinstance(frame, (Observation, CommandAnswer, ObservationAck, LogRead, ReconcileDone, DrainWish, DrainState)):
         return Lane.REPLY
     return Lane.CONTROL
 

@@ -87,7 +87,7 @@ def liveness(node: Node, fleet: Fleet, sight: Sight | None, now: datetime, timin
         presence = Presence.LIVE
     else:
         presence = Presence.GONE if all(answer.in_force for answer in answers) else Presence.QUIET
-    suspended = "nobody has looked at the Nodes yet" if sight is None else sight.why_suspended(now, timings)
+    suspended = eyes.why_suspended(sight, now, timings)
     return Liveness(presence=presence, quiet_since=since, quiet_seconds=quiet, answers=answers, suspended=suspended)
 
 
@@ -132,7 +132,8 @@ def readiness(node: Node, fleet: Fleet, now: datetime) -> Readiness:
     reasons: list[str] = []
     if fleet.state is not FleetState.ACTIVE:
         reasons.append(f"its Fleet is {fleet.state.value}")
-    if node.state is not NodeState.ACTIVE:
+    owners = {cordon.owner for cordon in node.cordons}
+    if node.state is not NodeState.ACTIVE and ("operator" in owners or "machine" not in owners):
         reasons.append(f"an operator set it to {node.state.value}")
     reasons += [f"cordoned by {cordon.owner}: {cordon.reason}" for cordon in node.cordons]
     if not has_live_session(node, now):

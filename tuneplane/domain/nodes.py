@@ -9,6 +9,7 @@ from attrs import Factory, frozen
 
 from .ids import FleetId, GatewayId, MemberId, NodeId, SeriesId, UserName
 from .inventory import Inventory, Stranger
+from .launch_table import MemberPhase
 
 
 class NodeState(str, Enum):
@@ -23,7 +24,7 @@ class NodeState(str, Enum):
 class Cordon:
     """Why no new work comes here. Each owner lifts only its own (L-F4)."""
 
-    owner: str  # "operator", "storage", "journal", "cards", "health"
+    owner: str  # "operator", "machine" (`tuneplane-node drain`), "storage", "journal", "cards", "health", "updater"
     reason: str
     since: datetime
 
@@ -37,7 +38,10 @@ class Connection:
     gateway: GatewayId | None = None
     epoch: int = 0
     lease_expires_at: datetime | None = None
-    clock_offset_seconds: float | None = None
+    clock_offset_seconds: float | None = None  # of the Node's clock to ours
+    clock_error_seconds: float | None = (
+        None  # the offset is wrong by so much at most; None: by the Hello alone, whose way took unknown time
+    )
 
 
 @frozen(kw_only=True)
@@ -64,6 +68,21 @@ class Card:
     cordons: tuple[Cordon, ...] = ()  # owners "operator" and "health"
 
 
+@frozen(kw_only=True)
+class Left:
+    """A member that keeps its Node from being drained: its end is not confirmed."""
+
+    member: MemberId
+    phase: MemberPhase
+
+
+def state_under(state: NodeState, cordons: tuple[Cordon, ...]) -> NodeState:
+    """What an operator wants, unless the machine itself asks to be drained: that is a wish of its own, with its own end (L-F4)."""
+    drained_there = any(cordon.owner == "machine" for cordon in cordons)
+    return NodeState.DRAINING if state is NodeState.ACTIVE and drained_there else state
+
+
+MOST_LEFT = 256  # told of one Node; a machine has tens of members
 MOST_VIOLATIONS = 20  # shown of one Node: more of them say nothing new
 
 
@@ -86,9 +105,15 @@ class Node:
     card_series: dict[str, SeriesId] = Factory(dict)  # by UUID; only of cards that the hardware registry knows (R-ENR-06)
     held_ports: tuple[int, ...] = ()  # leased to members
     members: tuple[str, ...] = ()  # members that still hold something here
+    left: tuple[Left, ...] = ()  # members without a confirmed end, by id; a drain waits for them
     violations: tuple[str, ...] = ()  # what had ended and is reported alive all the same (R-LCH-05), a few of them
     created_at: datetime
     enrolled_by: UserName | None = None
+
+    @property
+    def is_drained(self) -> bool:
+        """Nothing comes any more, and of nothing that came the end is unconfirmed (L-F1). What nobody claims is not nothing."""
+        return self.state is NodeState.DRAINING and not (self.left or self.members or self.violations or self.strangers)
 
     @property
     def strangers(self) -> tuple[Stranger, ...]:

@@ -25,7 +25,6 @@ from .ids import AttemptId, FleetId, GatewayId, JobId, MemberId, NodeId, Operati
 from .inventory import Inventory
 from .jobs import (
     Claim,
-    EncryptedIdentity,
     GatewayAddress,
     Job,
     JobSummary,
@@ -43,7 +42,7 @@ from .jobs import (
 from .jobspec import JobSpec
 from .launch_table import AttemptAction, AttemptState, Cause, JobState, LaunchView, Verdict
 from .nodes import Node, NodeState
-from .sight import Sight
+from .small_ports import DrainStore, IdentityStore, SightStore
 from .visibility import JobAccess
 from .waiting import WaitingJobs
 
@@ -183,7 +182,7 @@ class NodeStore(Protocol):
         """
 
 
-class SessionStore(Protocol):
+class SessionStore(DrainStore, Protocol):
     """What gateways need."""
 
     async def register_gateway(self, gateway: GatewayId, host: str, port: int, now: datetime, lease_until: datetime) -> None:
@@ -349,22 +348,6 @@ class LaunchStore(Protocol):
 
     async def forget_ended(self, older_than: datetime, limit: int, now: datetime) -> int:
         """Persist Forget commands for cleaned members of attempts that ended before ``older_than``."""
-
-
-class SightStore(Protocol):
-    async def look_around(self, missed: bool, now: datetime) -> Sight:
-        """One look at all Nodes: keep what is seen (domain/sight.py), and lift the storage cordons whose cause is gone for
-        ``storage_steady`` seconds by a confirmed inventory (R-LIV-03). ``missed``: the caller's last look failed."""
-
-    async def load_sight(self, now: datetime) -> Sight | None:
-        """As the last look left it. None: nobody has ever looked."""
-
-
-class IdentityStore(Protocol):
-    async def load_identity(self, name: str) -> EncryptedIdentity | None: ...
-
-    async def publish_identity(self, identity: EncryptedIdentity) -> EncryptedIdentity:
-        """Write unless one exists; answer the one that counts (serialised by an advisory lock, R-TLS-02)."""
 
 
 class PokeStore(Protocol):

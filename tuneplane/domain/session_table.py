@@ -14,6 +14,8 @@ from enum import Enum
 from .frames import (
     Command,
     CommandAnswer,
+    DrainState,
+    DrainWish,
     Goodbye,
     Heartbeat,
     HeartbeatReply,
@@ -49,8 +51,8 @@ class SessionState(str, Enum):
 
 S, N, G = SessionState, Role.NODE, Role.GATEWAY
 
-_NODE_TALK = (Heartbeat, InventoryReport, CommandAnswer, Observation, ReconcileDone, LogChunk)
-_GATEWAY_TALK = (HeartbeatReply, Command, ObservationAck, LogRead, LogCancel, LogCredit)
+_NODE_TALK = (Heartbeat, InventoryReport, CommandAnswer, Observation, ReconcileDone, LogChunk, DrainWish)
+_GATEWAY_TALK = (HeartbeatReply, Command, ObservationAck, LogRead, LogCancel, LogCredit, DrainState)
 
 # (state, sender) -> frame -> next state. What is not here is illegal.
 SESSION_TABLE: dict[tuple[SessionState, Role], dict[type, SessionState]] = {

@@ -49,9 +49,10 @@ class Brake:
     population: int
 
     def __str__(self) -> str:
+        """Without numbers: not everybody who reads it may count all Nodes."""
         return (
-            f"{self.vanished} of {self.population} Nodes vanished together ({self.since:%Y-%m-%d %H:%M:%SZ}): the control plane suspects"
-            " itself and judges no silence until they are back, or an operator has drained, cordoned or removed them"
+            f"too many Nodes vanished together at {self.since:%Y-%m-%d %H:%M:%SZ}: the control plane suspects itself and judges no"
+            " silence until they are back, or an operator has drained, cordoned or removed them"
         )
 
 
@@ -66,6 +67,11 @@ class Sight:
     released_at: datetime | None = None  # when the brake was last taken off
     brake: Brake | None = None
     census: Census = Census(live=0, vanished=0)
+
+    @property
+    def counts_from(self) -> datetime:
+        """Nobody's silence counts from before."""
+        return max(one for one in (self.seen_since, self.gateways_since, self.released_at) if one is not None)
 
     def is_blind(self, now: datetime, timings: Timings) -> bool:
         """Whether nobody has looked for so long that the next look begins anew."""
@@ -100,6 +106,11 @@ def counted(sight: Sight | None, since: datetime, now: datetime, timings: Timing
 def silence(sight: Sight | None, since: datetime, now: datetime, timings: Timings) -> float:
     """As Sight.silence; nobody has looked yet: nothing counts."""
     return sight.silence(since, now, timings) if sight is not None else 0.0
+
+
+def why_suspended(sight: Sight | None, now: datetime, timings: Timings) -> str:
+    """As Sight.why_suspended; nobody has looked yet: no worker has run."""
+    return "no worker has looked at the Nodes yet" if sight is None else sight.why_suspended(now, timings)
 
 
 # ---------------------------------------------------------------- looking around

@@ -13,7 +13,7 @@ import json
 import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -312,7 +312,7 @@ class Journal:
 
     def _reload(self) -> None:
         self._sequence, self._session_epoch = self._database.execute("SELECT sequence, session_epoch FROM meta").fetchone()
-        self._hold = _read_hold(self._database)
+        self._hold = read_hold(self._database)
         rows = self._database.execute("SELECT member, record FROM member").fetchall()
         self._records = {MemberId(name): codec.decode(NodeMember, json.loads(data), name) for name, data in rows}
         self._stale = False
@@ -381,18 +381,6 @@ def _upgrade(database: sqlite3.Connection, version: int) -> None:
         database.executescript(f"BEGIN IMMEDIATE; {steps} UPDATE meta SET schema_version = {SCHEMA_VERSION}; COMMIT;")  # noqa: S608 - ours
 
 
-def _read_hold(database: sqlite3.Connection) -> EpochHold | None:
+def read_hold(database: sqlite3.Connection) -> EpochHold | None:
     row = database.execute("SELECT record FROM hold").fetchone()
     return codec.decode(EpochHold, json.loads(row[0]), "hold") if row else None
-
-
-def look_for_hold(state_dir: Path) -> EpochHold | None:
-    """For ``tuneplane-node status``: the journal is only read, whether or not a daemon has it open."""
-    path = state_dir / FILE_NAME
-    if not path.exists():
-        return None
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        try:
-            return _read_hold(database)
-        except sqlite3.OperationalError:  # written by a daemon from before there were holds
-            return None

@@ -16,6 +16,7 @@ from tuneplane.domain.frames import (
     WIRE_PROTOCOL,
     Command,
     CommandKind,
+    DrainState,
     GatewayFrame,
     Hello,
     InventoryReport,
@@ -32,6 +33,7 @@ from tuneplane.wire.link import LinkClosed, NodeLink, SessionEnded
 
 from .board import Board
 from .core import NodeCore
+from .drain import DrainDesk
 from .log_desk import LogDesk
 from .machine import node_version
 from .member_actors import Answered, arrival
@@ -164,13 +166,18 @@ class SessionActor(Actor):
         self._link = link
         log.info("session %d with %s", link.welcome.session_epoch, link.peer)
         async with trio.open_nursery() as nursery:
-            desk = LogDesk(self.core, link)
+            desk, drain = LogDesk(self.core, link), DrainDesk(self.core, link)
             nursery.start_soon(desk.serve)
+            nursery.start_soon(drain.serve)
             nursery.start_soon(self._confirm_inventory, link)
             nursery.start_soon(self._report, link)
             nursery.start_soon(self._resend)
             while True:
-                self._dispatch(await link.receive(), link, desk, context, fresh)
+                frame = await link.receive()
+                if isinstance(frame, DrainState):
+                    drain.heard(frame)
+                else:
+                    self._dispatch(frame, link, desk, context, fresh)
 
     def _raise_alarm(self) -> None:
         """P-07: the commands of a control plane whose epochs went back are held; it gets reports, and an operator the alarm."""
@@ -273,11 +280,12 @@ class SessionActor(Actor):
             changed = self.board.changed()
             survey = self.board.survey
             age = trio.current_time() - self.board.seen_at
-            if survey is not None and survey.digest != sent:
+            fresh = survey is not None and age < self.core.timings.inventory_fresh
+            if survey is not None and fresh and survey.digest != sent:  # an old look tells how it was, not how it is
                 link.inventory_digest = ""
                 await link.send(InventoryReport(inventory=survey.inventory, digest=survey.digest))
                 sent = survey.digest
-            fresh = survey is not None and age < self.core.timings.inventory_fresh
+            link.inventory_seen_at = self.board.seen_at
             link.inventory_digest = sent if fresh else ""
             with trio.move_on_after(self.core.timings.inventory_confirm):
                 await changed.wait()

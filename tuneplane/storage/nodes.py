@@ -15,7 +15,8 @@ from tuneplane.domain.hardware import Registry, series_by_card
 from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
 from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.jobs import Page, User
-from tuneplane.domain.nodes import MOST_VIOLATIONS, Capacity, Card, Cordon, Node, NodeState
+from tuneplane.domain.launch_table import MemberPhase
+from tuneplane.domain.nodes import MOST_VIOLATIONS, Capacity, Card, Cordon, Left, Node, NodeState, state_under
 from tuneplane.domain.nodes import Connection as Link
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.verdict import DECLARED_LOST, NODE_REMOVED
@@ -39,7 +40,7 @@ CARDS = """(SELECT coalesce(json_agg(json_build_object('uuid', gpu_uuid, 'index'
 # A Node as one row: its record, session, lease, capacity, cordons and cards, all of one moment.
 VIEW = f"""
     SELECT node.*, session.epoch, session.gateway_id, session.opened_at, session.closed_at, session.clock_offset_seconds,
-        gateway.lease_until, capacity.*,
+        session.clock_error_seconds, gateway.lease_until, capacity.*,
         (SELECT coalesce(json_agg(json_build_object('owner', owner, 'reason', reason, 'since', since) ORDER BY owner), '[]')
             FROM cordon WHERE cordon.node_id = node.id) AS cordons,
         (SELECT count(*) FROM gpu_grant WHERE gpu_grant.node_id = node.id AND granted) AS gpus,
@@ -52,6 +53,8 @@ VIEW = f"""
         {CARDS} AS cards,
         ARRAY(SELECT port FROM port_hold WHERE port_hold.node_id = node.id ORDER BY port) AS held_ports,
         ARRAY(SELECT member_id FROM resource_hold WHERE resource_hold.node_id = node.id ORDER BY member_id) AS members,
+        (SELECT coalesce(json_agg(json_build_object('member', id, 'phase', phase) ORDER BY id), '[]') FROM member
+            WHERE member.node_id = node.id AND phase NOT IN ('terminated', 'aborted')) AS left_members,
         ARRAY(SELECT violation FROM member WHERE member.node_id = node.id AND violation <> '' ORDER BY id
             LIMIT {MOST_VIOLATIONS}) AS violations
     FROM node
@@ -117,13 +120,14 @@ def node_of(row: Row, now: datetime, registry: Registry) -> Node:
     """One row of ``VIEW`` as a value, judged at ``now``; the series of its cards by ``registry``."""
     inventory = inventory_of(row["inventory"]) if row["inventory"] is not None else None
     fresh = row["epoch"] is not None and row["inventory_epoch"] == row["epoch"]
+    cordons = tuple(_cordon(item) for item in json.loads(row["cordons"]))
     return Node(
         id=row["id"],
         fleet=row["fleet_id"],
         address=row["address"],
-        state=NodeState(row["state"]),
+        state=state_under(NodeState(row["state"]), cordons),
         connection=_link(row, now),
-        cordons=tuple(_cordon(item) for item in json.loads(row["cordons"])),
+        cordons=cordons,
         inventory=inventory,
         inventory_observed_at=row["inventory_observed_at"],
         inventory_healthy=fresh and inventory is not None and not inventory.problems,
@@ -133,6 +137,7 @@ def node_of(row: Row, now: datetime, registry: Registry) -> Node:
         cards=tuple(_card(item) for item in json.loads(row["cards"])),
         held_ports=tuple(row["held_ports"]),
         members=tuple(row["members"]),
+        left=tuple(Left(member=item["member"], phase=MemberPhase(item["phase"])) for item in json.loads(row["left_members"])),
         violations=tuple(row["violations"]),
         created_at=row["created_at"],
         enrolled_by=row["enrolled_by"],
@@ -161,6 +166,7 @@ def _link(row: Row, now: datetime) -> Link:
         epoch=row["epoch"],
         lease_expires_at=lease,
         clock_offset_seconds=row["clock_offset_seconds"],
+        clock_error_seconds=row["clock_error_seconds"],
     )
 
 
@@ -230,7 +236,11 @@ async def _accept_epoch(connection: Connection, node: NodeId, hold: str, by: Use
 
 
 async def _delete(connection: Connection, node: NodeId, force: bool, by: UserName, now: datetime) -> None:
-    row = await connection.fetchrow("SELECT state FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE", node)
+    sql = (
+        "SELECT CASE WHEN EXISTS (SELECT FROM cordon WHERE node_id = id AND owner = 'machine') AND state = 'active' THEN 'draining'"
+        " ELSE state END AS state FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE"
+    )
+    row = await connection.fetchrow(sql, node)
     if row is None:
         raise NotFound("Node", node)
     sql = "UPDATE session SET closed_at = $2, close_reason = 'node-removed' WHERE node_id = $1 AND closed_at IS NULL"
@@ -248,13 +258,15 @@ async def _delete(connection: Connection, node: NodeId, force: bool, by: UserNam
     sql = "UPDATE command SET withdrawn_at = $2 WHERE node_id = $1 AND answered_at IS NULL AND withdrawn_at IS NULL"
     await connection.execute(sql, node, now)
     await connection.execute("UPDATE node SET removed_at = $2 WHERE id = $1", node, now)
-    await audit(connection, by, "node.delete", node, now, left_behind([member["id"] for member in members]), forced=force)
+    await audit(
+        connection, by, "node.delete", node, now, left_behind([(member["id"], member["phase"]) for member in members]), forced=force
+    )
     await poke(connection, Topic.SESSIONS, Topic.ATTEMPTS, Topic.JOBS, Topic.CONSOLE)
 
 
-def left_behind(members: Sequence[MemberId]) -> str:
-    """What the audit log says of members that a removal ended by force."""
-    return f"left behind: {', '.join(members)}" if members else ""
+def left_behind(members: Sequence[tuple[MemberId, str]]) -> str:
+    """What the audit log says of members that a removal ended by force, and of what they were doing as far as anybody knew."""
+    return f"left behind: {', '.join(f'{member} ({phase})' for member, phase in members)}" if members else ""
 
 
 def _refuse_busy(node: NodeId, state: NodeState, members: list[Row]) -> None:

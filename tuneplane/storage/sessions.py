@@ -148,7 +148,8 @@ async def _raise_epoch(connection: Connection, node: NodeId, gateway: GatewayId,
         "INSERT INTO session (node_id, epoch, gateway_id, machine_id, boot_id, opened_at, clock_offset_seconds)"
         " VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (node_id) DO UPDATE SET epoch = excluded.epoch,"
         " gateway_id = excluded.gateway_id, machine_id = excluded.machine_id, boot_id = excluded.boot_id,"
-        " opened_at = excluded.opened_at, closed_at = NULL, close_reason = '', clock_offset_seconds = excluded.clock_offset_seconds"
+        " opened_at = excluded.opened_at, closed_at = NULL, close_reason = '',"
+        " clock_offset_seconds = excluded.clock_offset_seconds, clock_error_seconds = NULL"
     )
     offset = (hello.sent_at - now).total_seconds()
     await connection.execute(sql, node, epoch, gateway, clean(hello.machine_id), clean(hello.boot_id), now, offset)

@@ -23,7 +23,9 @@ SILENT_SINCE = f"CASE WHEN NOT {LIVE} THEN coalesce(closed_at, lease_until, node
 SEEN_AT = "SELECT sight.*, (SELECT min(live_since) FROM gateway WHERE lease_until > {moment}) AS gateways_since FROM sight"
 SEEN, SEEN_NOW = SEEN_AT.format(moment="$1"), SEEN_AT.format(moment="now()")
 CENSUS = """
-    SELECT count(*) FILTER (WHERE live) AS live, count(*) FILTER (WHERE NOT live AND quiet_since >= $2) AS vanished
+    SELECT count(*) FILTER (WHERE live) AS live, count(*) FILTER (WHERE NOT live AND quiet_since >= $2) AS vanished,
+        count(*) FILTER (WHERE NOT live AND EXISTS (SELECT FROM unnest($5::float8[]) AS seconds
+            WHERE greatest(quiet_since, $3) + seconds * interval '1 second' BETWEEN $4 AND $1)) AS crossed
     FROM (
         SELECT coalesce(closed_at IS NULL AND lease_until > $1, false) AS live, coalesce(closed_at, lease_until, opened_at) AS quiet_since
         FROM node JOIN session ON session.node_id = node.id LEFT JOIN gateway ON gateway.id = session.gateway_id
@@ -64,13 +66,16 @@ def sight_of(row: Row | None) -> Sight | None:
 
 
 async def _look(connection: Connection, missed: bool, timings: Timings, now: datetime) -> Sight:
+    """Whoever watches is told of what only time has changed: a Node that went silent, or was so for long enough to matter."""
     await connection.execute("SELECT FROM sight FOR NO KEY UPDATE")  # any number of workers look; one after the other
     former = sight_of(await connection.fetchrow(SEEN, now))
-    counts = await connection.fetchrow(CENSUS, now, window_from(former, now, missed, timings))
+    base, before = (former.counts_from, former.looked_at) if former is not None else (now, now)
+    limits = [timings.quiet_serve, timings.quiet_train]
+    counts = await connection.fetchrow(CENSUS, now, window_from(former, now, missed, timings), base, before, limits)
     seen = look(former, Census(live=counts["live"], vanished=counts["vanished"]), now, missed, timings)
     await _write(connection, seen)
     lifted = await _lift_cleared(connection, now - timedelta(seconds=timings.storage_steady))
-    changed = former is None or (former.census, former.brake is None) != (seen.census, seen.brake is None)
+    changed = counts["crossed"] or former is None or (former.census, former.brake is None) != (seen.census, seen.brake is None)
     if changed or lifted:
         await poke(connection, Topic.CONSOLE, *((Topic.JOBS,) if lifted else ()))
     return seen

@@ -8,6 +8,7 @@ from .accounts import Accounts
 from .audit_log import AuditLog
 from .cards import Cards
 from .commands import Commands
+from .drains import Drains
 from .enrolment import Enrolment
 from .fleets import Fleets
 from .hardware import Hardware
@@ -46,6 +47,7 @@ class PostgresStorage(
     Identities,
     Strangers,
     Sights,
+    Drains,
     Pokes,
 ):
     """Storage on PostgreSQL. Made by :func:`tuneplane.storage.open_storage`; any number of tasks may use it at once."""

@@ -82,7 +82,7 @@ async def fleets_page(site: Site, call: Call) -> Answer:
 async def nodes_page(site: Site, call: Call) -> Answer:
     """Nodes: connection, scheduling and inventory as three separate things (R-LIV-06)."""
     nodes, cursor = await site.api.nodes.list_page(call.user, None, call.query.page())
-    return _render("nodes.html", site, call, nodes=nodes, cursor=cursor)
+    return _render("nodes.html", site, call, nodes=nodes, cursor=cursor, warnings=await site.api.sights.warnings())
 
 
 @router.route("GET", "/jobs", who=Who.USER, query=JobQuery)

@@ -12,6 +12,7 @@ from tuneplane.control.api import (
     LossDeclaration,
     NodeAnswer,
     NodePatch,
+    SightAnswer,
     StrangerStop,
 )
 from tuneplane.domain.ids import FleetId, MemberId, NodeId
@@ -59,6 +60,12 @@ async def list_nodes(site: Site, call: Call) -> Answer:
     """The Nodes of all Fleets that the caller may see."""
     items, cursor = await site.api.nodes.list_page(call.user, None, call.query.page())
     return Answer(value=NodePage(items=tuple(items), next_cursor=cursor))
+
+
+@router.route("GET", "/api/sight", who=Who.ADMIN, answers={200: SightAnswer})
+async def read_sight(site: Site, call: Call) -> Answer:
+    """What the control plane sees of all Nodes, and whether it judges their silence: blindness, the mass-failure brake."""
+    return Answer(value=await site.api.sights.get(call.user))
 
 
 @router.route("GET", "/api/nodes/{node}", who=Who.USER, answers={200: NodeAnswer})

@@ -30,6 +30,7 @@ class Ready:
     """The process can do its work: PostgreSQL answers and has the schema that this version knows."""
 
     ready: bool
+    warnings: tuple[str, ...]  # what it suspects of itself meanwhile, such as the mass-failure brake
 
 
 @frozen(kw_only=True)
@@ -52,6 +53,7 @@ async def readyz(site: Site, call: Call) -> Answer:
     try:
         with trio.fail_after(READY_SECONDS):
             await site.storage.ping()
+            warnings = await site.api.sights.warnings()
     except (StorageUnavailable, trio.TooSlowError) as error:
         site.metrics.ready.set(0)
         why = str(error) or f"PostgreSQL did not answer within {READY_SECONDS:g} s"
@@ -60,7 +62,7 @@ async def readyz(site: Site, call: Call) -> Answer:
         )
         return Answer(status=503, raw=problem.body(), media_type=MEDIA_TYPE)
     site.metrics.ready.set(1)
-    return Answer(value=Ready(ready=True))
+    return Answer(value=Ready(ready=True, warnings=warnings))
 
 
 @router.route("GET", "/metrics", who=Who.ALL, answers={200: Raw("text/plain", "Prometheus text format")})

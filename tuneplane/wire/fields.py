@@ -16,12 +16,14 @@ MAX_TEXT_BYTES = 4096  # one explanation for a person
 MAX_ITEMS = 256  # cards, problems: far above any machine, far below what would cost anything
 MAX_COUNT = 2**63 - 1  # what PostgreSQL's bigint holds
 MAX_SECONDS = 10 * 366 * 86400.0  # no duration of the protocol is longer than a certificate's life
+MAX_OFFSET_SECONDS = 200 * 366 * 86400.0  # between the earliest and the latest moment that a frame may carry
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)  # a clock that stands before is not set
 LATEST = datetime(2200, 1, 1, tzinfo=UTC)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EARLIEST_MICROS = (EARLIEST - _EPOCH) // timedelta(microseconds=1)
 _LATEST_MICROS = (LATEST - _EPOCH) // timedelta(microseconds=1)
+_MOST_OFFSET_MICROS = round(MAX_OFFSET_SECONDS * 1e6)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]*")
 _CODE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -115,6 +117,18 @@ def seconds(value: float, field: str, least: float = 0.0) -> float:
     if not (math.isfinite(value) and least <= value <= MAX_SECONDS):
         raise FrameError(field, f"must be {least:g} to {MAX_SECONDS:g} seconds")
     return value
+
+
+def offset(micros_: int, field: str) -> float:
+    """Seconds between two clocks, from microseconds."""
+    if abs(micros_) > _MOST_OFFSET_MICROS:
+        raise FrameError(field, f"must be within {MAX_OFFSET_SECONDS:g} seconds")
+    return micros_ / 1e6
+
+
+def to_offset(value: float) -> int:
+    """The sender's half of :func:`offset`: a clock that is off by more is off by that much."""
+    return round(max(-MAX_OFFSET_SECONDS, min(MAX_OFFSET_SECONDS, value)) * 1e6)
 
 
 def blob(value: bytes, field: str, longest: int) -> bytes:

@@ -11,6 +11,7 @@ from ..domain.frames import (
     LOG_CREDIT_BYTES,
     Command,
     CommandKind,
+    DrainState,
     GatewayFrame,
     Goodbye,
     HeartbeatReply,
@@ -23,6 +24,7 @@ from ..domain.frames import (
 from ..domain.ids import GatewayId, MemberId, OperationId, TraceId
 from ..domain.plan import MAX_PLAN_BYTES
 from . import fields as f
+from .drain_codec import decode_state, encode_state
 from .fields import FrameError
 from .pb import session_pb2 as pb
 
@@ -85,11 +87,12 @@ def _encode_welcome(v: Welcome) -> pb.Welcome:
 
 
 def _decode_heartbeat(m: pb.HeartbeatReply) -> HeartbeatReply:
-    return HeartbeatReply(sequence=f.count(m.sequence, "heartbeat.sequence"))
+    received_at = f.optional_moment(m.received_at, "heartbeat.received_at")
+    return HeartbeatReply(sequence=f.count(m.sequence, "heartbeat.sequence"), received_at=received_at)
 
 
 def _encode_heartbeat(v: HeartbeatReply) -> pb.HeartbeatReply:
-    return pb.HeartbeatReply(sequence=v.sequence)
+    return pb.HeartbeatReply(sequence=v.sequence, received_at=f.micros(v.received_at))
 
 
 def _decode_command(m: pb.Command) -> Command:
@@ -196,6 +199,7 @@ _DECODERS: dict[str, Callable[[Any], GatewayFrame]] = {
     "log_cancel": _decode_log_cancel,
     "log_credit": _decode_log_credit,
     "goodbye": _decode_goodbye,
+    "drain": decode_state,
 }
 _ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     Welcome: ("welcome", _encode_welcome),
@@ -206,4 +210,5 @@ _ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     LogCancel: ("log_cancel", _encode_log_cancel),
     LogCredit: ("log_credit", _encode_log_credit),
     Goodbye: ("goodbye", _encode_goodbye),
+    DrainState: ("drain", encode_state),
 }

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from ..domain.frames import (
     LOG_CHUNK_BYTES,
     CommandAnswer,
+    DrainWish,
     Heartbeat,
     Hello,
     InventoryReport,
@@ -20,24 +21,13 @@ from ..domain.frames import (
     ReconcileDone,
 )
 from ..domain.ids import FleetId, JournalId, MemberId, NodeId, OperationId
-from ..domain.launch_table import MemberPhase
 from . import fields as f
+from .drain_codec import decode_wish, encode_wish
 from .fields import FrameError
 from .inventory_codec import decode_inventory, encode_inventory
 from .pb import session_pb2 as pb
+from .phases import PHASE_OF, PHASES
 
-PHASES = {
-    MemberPhase.PENDING: pb.MEMBER_PHASE_PENDING,
-    MemberPhase.PREPARING: pb.MEMBER_PHASE_PREPARING,
-    MemberPhase.PREPARED: pb.MEMBER_PHASE_PREPARED,
-    MemberPhase.STARTING: pb.MEMBER_PHASE_STARTING,
-    MemberPhase.RUNNING: pb.MEMBER_PHASE_RUNNING,
-    MemberPhase.STOPPING: pb.MEMBER_PHASE_STOPPING,
-    MemberPhase.TERMINATED: pb.MEMBER_PHASE_TERMINATED,
-    MemberPhase.ABORTED: pb.MEMBER_PHASE_ABORTED,
-    MemberPhase.UNKNOWN: pb.MEMBER_PHASE_UNKNOWN,
-}
-_PHASE_OF = {number: phase for phase, number in PHASES.items()}
 MAX_PROTOCOL = 2**16
 
 
@@ -97,11 +87,21 @@ def _decode_heartbeat(m: pb.Heartbeat) -> Heartbeat:
         sequence=f.count(m.sequence, "heartbeat.sequence"),
         inventory_digest=f.digest(m.inventory_digest, "heartbeat.inventory_digest"),
         sent_at=f.moment(m.sent_at, "heartbeat.sent_at"),
+        inventory_age_seconds=f.seconds(m.inventory_age_seconds, "heartbeat.inventory_age_seconds"),
+        clock_offset_seconds=f.offset(m.clock_offset, "heartbeat.clock_offset") if m.HasField("clock_offset") else None,
+        clock_error_seconds=f.seconds(m.clock_error_seconds, "heartbeat.clock_error_seconds"),
     )
 
 
 def _encode_heartbeat(v: Heartbeat) -> pb.Heartbeat:
-    return pb.Heartbeat(sequence=v.sequence, inventory_digest=v.inventory_digest, sent_at=f.micros(v.sent_at))
+    return pb.Heartbeat(
+        sequence=v.sequence,
+        inventory_digest=v.inventory_digest,
+        sent_at=f.micros(v.sent_at),
+        inventory_age_seconds=v.inventory_age_seconds,
+        clock_offset=None if v.clock_offset_seconds is None else f.to_offset(v.clock_offset_seconds),
+        clock_error_seconds=v.clock_error_seconds,
+    )
 
 
 # ---------------------------------------------------------------- answers and observations
@@ -130,12 +130,12 @@ def _decode_progress(m: pb.Progress) -> Progress:
 
 
 def _decode_observation(m: pb.Observation) -> Observation:
-    if m.phase not in _PHASE_OF:
+    if m.phase not in PHASE_OF:
         raise FrameError("observation.phase", f"{m.phase} is no phase that this version knows")
     return Observation(
         member=MemberId(f.checked_id(m.member, "observation.member")),
         revision=f.count(m.revision, "observation.revision"),
-        phase=_PHASE_OF[m.phase],
+        phase=PHASE_OF[m.phase],
         plan_digest=f.digest(m.plan_digest, "observation.plan_digest"),
         boot_id=f.optional_id(m.boot_id, "observation.boot_id"),
         hold_seconds_left=f.seconds(m.hold_seconds_left, "observation.hold_seconds_left") if m.HasField("hold_seconds_left") else None,
@@ -206,6 +206,7 @@ _DECODERS: dict[str, Callable[[Any], NodeFrame]] = {
     "observation": _decode_observation,
     "reconcile_done": _decode_reconcile_done,
     "log": _decode_log,
+    "drain": decode_wish,
 }
 _ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     Hello: ("hello", _encode_hello),
@@ -215,4 +216,5 @@ _ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     Observation: ("observation", _encode_observation),
     ReconcileDone: ("reconcile_done", _encode_reconcile_done),
     LogChunk: ("log", _encode_log),
+    DrainWish: ("drain", encode_wish),
 }

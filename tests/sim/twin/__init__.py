@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .accounts import Accounts
 from .base import Calm, Client, Database, Weather
 from .card_orders import CardOrders
+from .drains import Drains
 from .hardware import Hardware
 from .jobs import Jobs
 from .launches import Launches
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Book", "Calm", "Change", "Client", "Database", "Twin", "Weather"]
 
 
-class Twin(Accounts, People, Hardware, Nodes, CardOrders, Losses, Sessions, Observations, Strangers, Sights, Jobs, Launches):
+class Twin(Accounts, People, Hardware, Nodes, CardOrders, Losses, Sessions, Observations, Strangers, Sights, Drains, Jobs, Launches):
     """One process's connection to the shared :class:`Database`."""
 
 

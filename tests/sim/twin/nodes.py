@@ -13,7 +13,7 @@ from tuneplane.domain.ids import FleetId, MemberId, NodeId, UserName
 from tuneplane.domain.inventory import Inventory
 from tuneplane.domain.jobs import Page, User
 from tuneplane.domain.launch_table import ENDED_PHASES, MemberPhase
-from tuneplane.domain.nodes import MOST_VIOLATIONS, Capacity, Connection, Cordon, Node, NodeState
+from tuneplane.domain.nodes import MOST_VIOLATIONS, Capacity, Connection, Cordon, Left, Node, NodeState, state_under
 from tuneplane.domain.ports import Topic
 from tuneplane.domain.visibility import may_see
 from tuneplane.storage.database import clean
@@ -23,7 +23,7 @@ from tuneplane.storage.nodes import left_behind
 from .base import Client, audit, note, page_of, poke
 from .cards import cards_of, granted, placeable, write_cards
 from .hardware import registry_of
-from .rows import Book, NodeRow, SessionRow
+from .rows import Book, MemberRow, NodeRow, SessionRow
 
 
 class Nodes(Client):
@@ -100,9 +100,9 @@ def view(book: Book, node: NodeId, now: datetime) -> Node:
         id=row.id,
         fleet=row.fleet,
         address=row.address,
-        state=row.state,
+        state=state_under(row.state, cordons_of(book, node)),
         connection=_connection(book, session, now),
-        cordons=tuple(book.cordons[key] for key in sorted(key for key in book.cordons.rows if key[0] == node)),
+        cordons=cordons_of(book, node),
         inventory=row.inventory,
         inventory_observed_at=row.inventory_observed_at,
         inventory_healthy=fresh and row.inventory is not None and not row.inventory.problems,
@@ -112,10 +112,19 @@ def view(book: Book, node: NodeId, now: datetime) -> Node:
         cards=cards_of(book, node),
         held_ports=tuple(sorted(port for holder, port in book.port_holds.rows if holder == node)),
         members=tuple(sorted(hold.member for hold in book.holds if hold.node == node)),
+        left=tuple(Left(member=one.id, phase=one.phase) for one in sorted(left_on(book, node), key=lambda one: one.id)),
         violations=tuple(sorted(row.violation for row in book.members if row.node == node and row.violation))[:MOST_VIOLATIONS],
         created_at=row.created_at,
         enrolled_by=UserName(row.enrolled_by),
     )
+
+
+def cordons_of(book: Book, node: NodeId) -> tuple[Cordon, ...]:
+    return tuple(book.cordons[key] for key in sorted(key for key in book.cordons.rows if key[0] == node))
+
+
+def left_on(book: Book, node: NodeId) -> list[MemberRow]:
+    return [member for member in book.members if member.node == node and member.phase not in ENDED_PHASES]
 
 
 def _connection(book: Book, session: SessionRow | None, now: datetime) -> Connection:
@@ -131,6 +140,7 @@ def _connection(book: Book, session: SessionRow | None, now: datetime) -> Connec
         epoch=session.epoch,
         lease_expires_at=lease,
         clock_offset_seconds=session.clock_offset_seconds,
+        clock_error_seconds=session.clock_error_seconds,
     )
 
 
@@ -206,8 +216,9 @@ def _delete(book: Book, node: NodeId, force: bool, by: UserName, now: datetime) 
     row = _enrolled(book, node)
     if row is None:
         raise NotFound("Node", node)
-    left = [member for member in book.members if member.node == node and member.phase not in ENDED_PHASES]
-    if not force and (left or row.state is NodeState.ACTIVE):
+    left = left_on(book, node)
+    state = state_under(row.state, cordons_of(book, node))
+    if not force and (left or state is NodeState.ACTIVE):
         reasons = tuple(Reason("member", f"{member.id} is {member.phase.value} on it", node) for member in left)
         raise Refused("node-busy", f"Node {node} is busy", reasons=reasons)
     session = book.sessions.get(node)
@@ -217,7 +228,7 @@ def _delete(book: Book, node: NodeId, force: bool, by: UserName, now: datetime) 
         _give_up(book, node, member.id, now)
     _revoke(book, node, now)
     book.nodes.put(node, evolve(book.nodes[node], removed_at=now))
-    audit(book, by, "node.delete", node, now, left_behind(sorted(member.id for member in left)), forced=force)
+    audit(book, by, "node.delete", node, now, left_behind(sorted((member.id, member.phase.value) for member in left)), forced=force)
     poke(book, Topic.SESSIONS, Topic.ATTEMPTS, Topic.JOBS, Topic.CONSOLE)
 
 

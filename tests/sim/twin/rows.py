@@ -101,6 +101,7 @@ class SessionRow:
     boot_id: str
     opened_at: datetime
     clock_offset_seconds: float
+    clock_error_seconds: float | None = None
     closed_at: datetime | None = None
 
 

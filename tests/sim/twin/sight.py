@@ -53,9 +53,22 @@ def _look(book: Book, missed: bool, timings: Timings, now: datetime) -> Sight:
     seen = look(former, _census(book, now, window_from(former, now, missed, timings)), now, missed, timings)
     book.sight.put(True, evolve(seen, gateways_since=None))
     lifted = _lift_cleared(book, now - timedelta(seconds=timings.storage_steady))
-    if lifted or former is None or (former.census, former.brake is None) != (seen.census, seen.brake is None):
+    if (
+        lifted
+        or former is None
+        or _crossed(book, former, timings, now)
+        or (former.census, former.brake is None) != (seen.census, seen.brake is None)
+    ):
         poke(book, Topic.CONSOLE, *((Topic.JOBS,) if lifted else ()))
     return seen
+
+
+def _crossed(book: Book, former: Sight, timings: Timings, now: datetime) -> bool:
+    """Whether some Node has been silent for long enough to matter since the last look."""
+    quiet = [since for row in book.nodes if (since := silent_since(book, row.id, now)) is not None]
+    counted = [now - max(since, former.counts_from) for since in quiet]
+    limits = (timedelta(seconds=timings.quiet_serve), timedelta(seconds=timings.quiet_train))
+    return any(limit <= seconds <= limit + now - former.looked_at for seconds in counted for limit in limits)
 
 
 def _lift_cleared(book: Book, cleared: datetime) -> bool:

@@ -69,11 +69,13 @@ class GatewayLink(Link):
     hello: Hello
     epoch: int
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, clock: Callable[[], datetime] | None = None) -> None:
         super().__init__(call, Role.GATEWAY)
+        self._clock = clock or utc_now
         self.log_sink: Callable[[LogChunk], None] = lambda chunk: None
         self.on_heartbeat: Callable[[Heartbeat], None] = lambda heartbeat: None
         self._heartbeat = 0  # sequence of the last one
+        self._heartbeat_at: datetime | None = None
         self._replied_at = trio.current_time()
         self._credit_due = 0
 
@@ -107,7 +109,7 @@ class GatewayLink(Link):
 
     def _take(self, frame: NodeFrame) -> None:
         if isinstance(frame, Heartbeat):
-            self._heartbeat = frame.sequence
+            self._heartbeat, self._heartbeat_at = frame.sequence, self._clock()
             self.send_reply()
             self.on_heartbeat(frame)
         elif isinstance(frame, LogChunk):
@@ -119,7 +121,7 @@ class GatewayLink(Link):
     def send_reply(self) -> None:
         """Answer the last heartbeat; again, when our own inbox keeps us from reading the next one."""
         self._replied_at = trio.current_time()
-        self.send_nowait(HeartbeatReply(sequence=self._heartbeat))
+        self.send_nowait(HeartbeatReply(sequence=self._heartbeat, received_at=self._heartbeat_at))
 
     def _return_credit(self, size: int) -> None:
         self._credit_due += size
@@ -142,10 +144,11 @@ class GatewayLink(Link):
 class _Gateway:
     door: Door
     timings: Timings
+    clock: Callable[[], datetime]
     links: dict[Call, GatewayLink] = field(factory=dict)
 
     async def serve(self, call: Call) -> None:
-        link = self.links[call] = GatewayLink(call)
+        link = self.links[call] = GatewayLink(call, self.clock)
         try:
             with trio.CancelScope() as scope:
                 link.when_ended = lambda: _cancel_soon(scope)
@@ -230,6 +233,7 @@ async def serve_gateway(
     tls: ssl.SSLContext,
     door: Door,
     timings: Timings,
+    clock: Callable[[], datetime] | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve Nodes on ``host:port`` until cancelled; ``task_status`` gets the bound port.
@@ -238,7 +242,7 @@ async def serve_gateway(
     a cancellation. On cancellation every session gets a Goodbye ``gateway-leaving`` and ``shutdown_grace`` seconds to end,
     then its task is cancelled; connections are closed last.
     """
-    gateway = _Gateway(door, timings)
+    gateway = _Gateway(door, timings, clock or utc_now)
     settings = CallSettings(path=SESSION_PATH, lanes=LANES, keepalive_seconds=timings.session_idle * KEEPALIVE_SHARE)
     idle = timings.session_idle
     limits = ListenLimits(stranger_seconds=idle, patience_seconds=idle * PATIENCE_SHARE)

@@ -11,6 +11,7 @@ import trio
 
 from ...bridge.call import Call
 from ...bridge.grpc import CallSettings, DialFailed, open_call
+from ...domain.clocks import ClockMeter
 from ...domain.frames import (
     LOG_CHUNK_BYTES,
     WIRE_PROTOCOL,
@@ -52,13 +53,17 @@ class SessionEnded(Exception):
 
 
 class NodeLink(Link):
-    """A session with the gateway. ``inventory_digest`` is what the next heartbeats confirm."""
+    """A session with the gateway. ``inventory_digest`` is what the next heartbeats confirm, of a look at ``inventory_seen_at``
+    (Trio's clock)."""
 
     welcome: Welcome
 
     def __init__(self, call: Call, clock: Callable[[], datetime]) -> None:
         super().__init__(call, Role.NODE)
         self.inventory_digest = ""
+        self.inventory_seen_at: float | None = None  # None: just now, whenever it is asked
+        self._meter = ClockMeter()
+        self._beat_at: tuple[int, datetime, float] | None = None  # the last heartbeat while it is unanswered: here, and on Trio's clock
         self._clock = clock
         self._sequence = 0
         self._log_turn = trio.Lock()  # fair: several followed logs share the credit
@@ -109,8 +114,19 @@ class NodeLink(Link):
             self._credit_came.unpark_all()
         elif isinstance(frame, Goodbye):
             self._end(frame.code, frame.detail, frame.retry_after_seconds)
-        elif not isinstance(frame, HeartbeatReply):  # a reply has done its work by arriving
+        elif isinstance(frame, HeartbeatReply):
+            self._measure(frame)
+        else:
             self._put(frame)
+
+    def _measure(self, reply: HeartbeatReply) -> None:
+        """A reply has done its work by arriving, and tells the gateway's clock."""
+        if self._beat_at is None or self._beat_at[0] != reply.sequence:
+            return
+        _, sent_at, began = self._beat_at
+        self._beat_at = None
+        if reply.received_at is not None:
+            self._meter.answered(sent_at, reply.received_at, trio.current_time() - began)
 
     async def pulse(self) -> None:
         """Send heartbeats and watch the idle deadline. Returns when the session has ended."""
@@ -128,8 +144,19 @@ class NodeLink(Link):
 
     def _beat(self) -> None:
         self._sequence += 1
+        sent_at, now, offset = self._clock(), trio.current_time(), self._meter.best
+        seen_at = self.inventory_seen_at if self.inventory_digest and self.inventory_seen_at is not None else now
+        self._beat_at = (self._sequence, sent_at, now)
+        beat = Heartbeat(
+            sequence=self._sequence,
+            inventory_digest=self.inventory_digest,
+            sent_at=sent_at,
+            inventory_age_seconds=max(now - seen_at, 0.0),
+            clock_offset_seconds=offset.seconds if offset is not None else None,
+            clock_error_seconds=offset.error_seconds if offset is not None else 0.0,
+        )
         try:
-            self.send_nowait(Heartbeat(sequence=self._sequence, inventory_digest=self.inventory_digest, sent_at=self._clock()))
+            self.send_nowait(beat)
         except LinkClosed:
             return
 

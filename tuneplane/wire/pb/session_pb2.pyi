@@ -44,7 +44,7 @@ COMMAND_KIND_STOP: CommandKind
 COMMAND_KIND_FORGET: CommandKind
 
 class NodeFrame(_message.Message):
-    __slots__ = ("hello", "heartbeat", "inventory", "answer", "observation", "reconcile_done", "log")
+    __slots__ = ("hello", "heartbeat", "inventory", "answer", "observation", "reconcile_done", "log", "drain")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class NodeFrame(_message.Message):
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     RECONCILE_DONE_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     inventory: InventoryReport
@@ -59,10 +60,11 @@ class NodeFrame(_message.Message):
     observation: Observation
     reconcile_done: ReconcileDone
     log: LogChunk
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping[str, object]]] = ..., inventory: _Optional[_Union[InventoryReport, _Mapping[str, object]]] = ..., answer: _Optional[_Union[CommandAnswer, _Mapping[str, object]]] = ..., observation: _Optional[_Union[Observation, _Mapping[str, object]]] = ..., reconcile_done: _Optional[_Union[ReconcileDone, _Mapping[str, object]]] = ..., log: _Optional[_Union[LogChunk, _Mapping[str, object]]] = ...) -> None: ...
+    drain: DrainWish
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping[str, object]]] = ..., inventory: _Optional[_Union[InventoryReport, _Mapping[str, object]]] = ..., answer: _Optional[_Union[CommandAnswer, _Mapping[str, object]]] = ..., observation: _Optional[_Union[Observation, _Mapping[str, object]]] = ..., reconcile_done: _Optional[_Union[ReconcileDone, _Mapping[str, object]]] = ..., log: _Optional[_Union[LogChunk, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainWish, _Mapping[str, object]]] = ...) -> None: ...
 
 class GatewayFrame(_message.Message):
-    __slots__ = ("welcome", "heartbeat", "command", "ack", "log_read", "log_cancel", "log_credit", "goodbye")
+    __slots__ = ("welcome", "heartbeat", "command", "ack", "log_read", "log_cancel", "log_credit", "goodbye", "drain")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +73,7 @@ class GatewayFrame(_message.Message):
     LOG_CANCEL_FIELD_NUMBER: _ClassVar[int]
     LOG_CREDIT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     heartbeat: HeartbeatReply
     command: Command
@@ -79,7 +82,8 @@ class GatewayFrame(_message.Message):
     log_cancel: LogCancel
     log_credit: LogCredit
     goodbye: Goodbye
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping[str, object]]] = ..., command: _Optional[_Union[Command, _Mapping[str, object]]] = ..., ack: _Optional[_Union[ObservationAck, _Mapping[str, object]]] = ..., log_read: _Optional[_Union[LogRead, _Mapping[str, object]]] = ..., log_cancel: _Optional[_Union[LogCancel, _Mapping[str, object]]] = ..., log_credit: _Optional[_Union[LogCredit, _Mapping[str, object]]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping[str, object]]] = ...) -> None: ...
+    drain: DrainState
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping[str, object]]] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping[str, object]]] = ..., command: _Optional[_Union[Command, _Mapping[str, object]]] = ..., ack: _Optional[_Union[ObservationAck, _Mapping[str, object]]] = ..., log_read: _Optional[_Union[LogRead, _Mapping[str, object]]] = ..., log_cancel: _Optional[_Union[LogCancel, _Mapping[str, object]]] = ..., log_credit: _Optional[_Union[LogCredit, _Mapping[str, object]]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping[str, object]]] = ..., drain: _Optional[_Union[DrainState, _Mapping[str, object]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "node", "fleet", "boot_id", "machine_id", "journal_id", "journal_sequence", "node_version", "address", "sent_at")
@@ -106,14 +110,30 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., node: _Optional[str] = ..., fleet: _Optional[str] = ..., boot_id: _Optional[str] = ..., machine_id: _Optional[str] = ..., journal_id: _Optional[str] = ..., journal_sequence: _Optional[int] = ..., node_version: _Optional[str] = ..., address: _Optional[str] = ..., sent_at: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "inventory_digest", "sent_at")
+    __slots__ = ("sequence", "inventory_digest", "sent_at", "inventory_age_seconds", "clock_offset", "clock_error_seconds")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_ERROR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     inventory_digest: str
     sent_at: int
-    def __init__(self, sequence: _Optional[int] = ..., inventory_digest: _Optional[str] = ..., sent_at: _Optional[int] = ...) -> None: ...
+    inventory_age_seconds: float
+    clock_offset: int
+    clock_error_seconds: float
+    def __init__(self, sequence: _Optional[int] = ..., inventory_digest: _Optional[str] = ..., sent_at: _Optional[int] = ..., inventory_age_seconds: _Optional[float] = ..., clock_offset: _Optional[int] = ..., clock_error_seconds: _Optional[float] = ...) -> None: ...
+
+class DrainWish(_message.Message):
+    __slots__ = ("revision", "wanted", "reason")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    wanted: bool
+    reason: bytes
+    def __init__(self, revision: _Optional[int] = ..., wanted: _Optional[bool] = ..., reason: _Optional[bytes] = ...) -> None: ...
 
 class CardLink(_message.Message):
     __slots__ = ("peer", "nvlinks", "distance")
@@ -404,10 +424,32 @@ class Welcome(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., session_epoch: _Optional[int] = ..., gateway: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., sent_at: _Optional[int] = ..., accepted_hold: _Optional[str] = ..., accepted_cards: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("sequence",)
+    __slots__ = ("sequence", "received_at")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_AT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+    received_at: int
+    def __init__(self, sequence: _Optional[int] = ..., received_at: _Optional[int] = ...) -> None: ...
+
+class LeftMember(_message.Message):
+    __slots__ = ("member", "phase")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    phase: MemberPhase
+    def __init__(self, member: _Optional[str] = ..., phase: _Optional[_Union[MemberPhase, str]] = ...) -> None: ...
+
+class DrainState(_message.Message):
+    __slots__ = ("revision", "state", "drained", "left")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    state: str
+    drained: bool
+    left: _containers.RepeatedCompositeFieldContainer[LeftMember]
+    def __init__(self, revision: _Optional[int] = ..., state: _Optional[str] = ..., drained: _Optional[bool] = ..., left: _Optional[_Iterable[_Union[LeftMember, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Command(_message.Message):
     __slots__ = ("operation", "kind", "member", "session_epoch", "claim_epoch", "plan", "plan_digest", "hold_seconds", "stop_signal", "stop_grace_seconds", "reason", "trace", "cause", "ended", "stranger", "container")
