@@ -11,9 +11,9 @@ from tests.nodeside.harness import open_node_on
 from tests.support.engine import PlayEngine
 from tuneplane.actors import ChildSpec, SupervisorSpec, open_system
 from tuneplane.domain.frames import InventoryReport
-from tuneplane.domain.inventory import Budgets, Inventory
+from tuneplane.domain.inventory import Budgets, CardBinding, Gpu, Inventory
 from tuneplane.domain.node_member import LABEL_CARDS, LABEL_CPU, LABEL_MEMBER, LABEL_MEMORY, LABEL_NODE
-from tuneplane.domain.node_ports import Cards, ContainerSpec, ContainerState, EngineUnclear
+from tuneplane.domain.node_ports import Cards, ContainerSpec, ContainerState, EngineUnclear, Life
 from tuneplane.domain.timings import Timings
 from tuneplane.nodeside.address import Reach
 from tuneplane.nodeside.board import Board
@@ -69,6 +69,32 @@ async def test_stranger_keeps_its_card_while_the_runtime_does_not_list(tmp_path:
             engine.mute = False
             engine.containers.clear()
             assert (await _next_look(board)).strangers == ()
+
+
+async def test_daemon_that_starts_before_its_driver_answers_grants_nothing_and_then_all(tmp_path: Path) -> None:
+    """L-D4: what runs goes on, nothing new comes, and no cards is not what is told."""
+    engine, board, answers = PlayEngine(), Board(), [Cards(problem="the GPU driver does not answer: Unknown Error")]
+
+    async def driver() -> Cards:
+        return answers[-1]
+
+    budgets = Budgets(cpu_millis=1, memory_bytes=1, gpu_indexes=(0,))
+    running = await engine.create(ContainerSpec(name="busy", image="any", command=("x",), labels=LABELS))
+    await engine.start(running)
+    async with open_node_on(tmp_path / "state", engine) as node:
+        cards = CardDesk(driver, budgets, node.core.state_dir, node.core.machine, node.core.disk)
+        actor = InventoryActor(node.core, board, budgets, "", cards, Reach("", ""))
+        tree = SupervisorSpec(name="root", children=(ChildSpec(name="inventory", factory=lambda: actor),))
+        async with open_system("test", tree):
+            mute = await _next_look(board)
+            assert (mute.cards_known, mute.gpus, node.core.grants.gpu_uuids) == (False, (), frozenset())
+            assert any("does not answer" in problem for problem in mute.problems)
+            answers.append(Cards(gpus=(Gpu(index=0, uuid="GPU-9", name="H100", memory_bytes=1),)))
+            board.look_again()
+            told = await _next_look(board)
+            assert (told.cards_known, told.card_bindings) == (True, (CardBinding(index=0, uuid="GPU-9"),))
+            assert node.core.grants.gpu_uuids == {"GPU-9"}
+            assert [state.life for state in await engine.list_labelled(LABEL_NODE, "node-1")] == [Life.RUNNING]
 
 
 async def test_alarm_that_is_raised_during_a_look_is_told_by_another_one_at_once(tmp_path: Path) -> None:
