@@ -19,7 +19,7 @@ function relative(moment) {
 }
 
 function showTimes() {
-  for (const element of document.querySelectorAll("time[datetime]")) {
+  for (const element of document.querySelectorAll("time[datetime]:not([data-exact])")) {
     const moment = Date.parse(element.dateTime);
     if (Number.isNaN(moment)) continue;
     element.title = new Date(moment).toLocaleString();
