@@ -20,6 +20,7 @@ from tuneplane.domain.errors import InvalidInput, NotFound, Refused, TuneplaneEr
 from . import account_commands
 from .card_commands import CARD_COMMANDS
 from .client_commands import COMMANDS, ask_secret, json_option
+from .fleet_commands import COMMANDS as FLEET_COMMANDS
 from .settings import ControlSettings, WrongSetting, read_control_settings
 
 USAGE_ERRORS = (WrongSetting, Refused, InvalidInput, NotFound)
@@ -31,7 +32,7 @@ def main() -> None:
     """A control plane for fleets of GPU machines."""
 
 
-for command in (*COMMANDS, *CARD_COMMANDS, *account_commands.COMMANDS):
+for command in (*COMMANDS, *FLEET_COMMANDS, *CARD_COMMANDS, *account_commands.COMMANDS):
     main.add_command(command)
 
 

@@ -1,4 +1,4 @@
-"""``tuneplane login | fleets | nodes | submit | jobs | logs | stop | retry | declare-lost``: thin over the HTTP API.
+"""``tuneplane login | nodes | submit | jobs | logs | stop | retry | declare-lost``: thin over the HTTP API.
 
 Tables for people, ``--json`` for programs (one document on standard output; messages go to standard error).
 Exit status: 0 done, 1 failed, 2 wrong usage or refused. A refusal prints its sentence and every reason.
@@ -118,46 +118,6 @@ def _token_by_password(url: str, ca_pem: str, username: str) -> str:
     with ApiClient(Credentials(url=check_url(url), token="", ca_pem=ca_pem)) as client:
         client.log_in(username, password)
         return str(client.post("/api/tokens", {"name": f"cli on {os.uname().nodename}"})["token"])
-
-
-@click.group(invoke_without_command=True)
-@json_option
-@click.pass_context
-@failing_politely
-def fleets(context: click.Context, as_json: bool) -> None:
-    """List the Fleets you may see."""
-    if context.invoked_subcommand is None:
-        with open_client() as client:
-            items = client.list_all("/api/fleets")
-        show(as_json, items, lambda out: out.print(tables.fleets_table(items)))
-
-
-@fleets.command("create")
-@click.argument("name")
-@click.option("--kind", type=click.Choice(["node", "kubernetes", "slurm"]), default="node", show_default=True)
-@click.option("--capability", "capabilities", multiple=True, default=("train",), show_default=True)
-@json_option
-@failing_politely
-def create_fleet(name: str, kind: str, capabilities: tuple[str, ...], as_json: bool) -> None:
-    """Create a Fleet (administrators)."""
-    with open_client() as client:
-        fleet = client.post("/api/fleets", {"id": name, "kind": kind, "capabilities": list(capabilities)})
-    for warning in fleet.get("warnings", []):
-        click.echo(f"warning: {warning}", err=True)
-    show(as_json, fleet, lambda out: out.print(tables.fleets_table([fleet])))
-
-
-@fleets.command("join-token")
-@click.argument("name")
-@json_option
-@failing_politely
-def join_token(name: str, as_json: bool) -> None:
-    """Mint a Join Token: single use, 24 hours (administrators). Prints the one line to paste on the machine."""
-    with open_client() as client:
-        minted = client.post(f"/api/fleets/{name}/join-tokens")
-        url = client.url
-    direct = f"TUNEPLANE_FLEET={name} TUNEPLANE_JOIN_TOKEN={minted['token']} tuneplane-node join --server {url}"
-    show(as_json, minted, lambda out: click.echo(f"{minted['command']}\n\nor, where the package is installed:\n\n{direct}"))
 
 
 @click.command()
@@ -404,6 +364,6 @@ def stop_stranger(node: str, container: str, member: str, as_json: bool) -> None
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    *(login, fleets, nodes, accept_epoch, stop_stranger),
+    *(login, nodes, accept_epoch, stop_stranger),
     *(submit, jobs, waiting, logs, stop, retry, declare_lost),
 )

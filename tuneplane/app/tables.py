@@ -16,10 +16,32 @@ PIPE_WIDTH = 10_000  # columns: beyond any row of ours, whose longest text is a 
 
 
 def fleets_table(fleets: list[Row]) -> Table:
-    table = _table("FLEET", "KIND", "STATE", "CAPABILITIES", "DELIVERY", "VISIBILITY")
+    table = _table("FLEET", "KIND", "STATE", "CAPABILITIES", "DELIVERY", "VISIBLE TO", "OVERRIDES")
     for fleet in fleets:
         capabilities = ", ".join(fleet["capabilities"])
-        table.add_row(fleet["id"], fleet["kind"], fleet["state"], capabilities, fleet["delivery"], fleet["visibility"])
+        seen_by = f"project {fleet['project']}" if fleet.get("project") else "everybody"
+        table.add_row(fleet["id"], fleet["kind"], fleet["state"], capabilities, fleet["delivery"], seen_by, _overrides(fleet))
+    return table
+
+
+def _overrides(fleet: Row) -> Text:
+    """Which settings it overrides; yellow where one of them has no effect (R-FLT-03)."""
+    warned = len(fleet.get("warnings") or [])
+    text = ", ".join(fleet.get("config") or {}) + (f" ({warned} without effect)" if warned else "")
+    return Text(text, "yellow" if warned else "")
+
+
+def fleet_details(fleet: Row, console: Console) -> None:
+    """One Fleet with the settings it overrides."""
+    console.print(fleets_table([fleet]))
+    for key, value in (fleet.get("config") or {}).items():
+        console.print(f"  {key} = {value}", highlight=False)
+
+
+def hardware_table(series: list[Row]) -> Table:
+    table = _table("SERIES", "CARDS")
+    for one in series:
+        table.add_row(one["series"], ", ".join(one["card_names"]))
     return table
 
 
@@ -107,6 +129,7 @@ def _ready(node: Row) -> Text:
     notes = [f"stranger {one['name']} ({one['container'] or 'no container'}, member {one['member'] or '?'})" for one in strange]
     notes += node.get("violations") or []
     notes += node.get("warnings") or []
+    notes += [f"card {name!r} is not in the hardware registry" for name in node.get("unknown_cards") or []]
     text = "yes" if ready["value"] else "no: " + "; ".join(ready["reasons"])
     return Text("; ".join([text, *notes]), "green" if ready["value"] and not notes else "yellow")
 
