@@ -24,10 +24,10 @@ from tuneplane.domain.hardware import (
     series_of,
     unknown_cards_of,
 )
-from tuneplane.domain.ids import FleetId, NodeId, SeriesId
-from tuneplane.domain.inventory import Budgets, Gpu, Inventory
+from tuneplane.domain.ids import FleetId, MemberId, NodeId, SeriesId
+from tuneplane.domain.inventory import Budgets, Gpu, Inventory, MigInstance
 from tuneplane.domain.jobspec import JobBody, JobSpec, Metadata, Pool, Resources, RuntimeRef, WorkKind, check_job_spec
-from tuneplane.domain.nodes import Capacity, Connection, Node, NodeState
+from tuneplane.domain.nodes import Capacity, Card, Connection, Node, NodeState
 from tuneplane.domain.placement import MustWait, Placed, place
 
 H100, A100 = SeriesId("h100"), SeriesId("a100")
@@ -127,6 +127,34 @@ def test_only_series_counts_no_card_outside_the_budget() -> None:
     less = only_series(evolve(node, inventory=evolve(node.inventory, budgets=budgets)), "h100")
     assert less.capacity is not None
     assert (less.capacity.gpus, less.capacity.gpus_used) == (1, 0)
+
+
+def test_only_series_tells_held_cards_from_those_set_aside() -> None:
+    """Of three cards one is free, one is held and one is cordoned: a held one comes back by itself."""
+    node = machine("n1", ["NVIDIA H100 80GB HBM3"] * 3, free=1)
+    cards = tuple(Card(uuid=f"GPU-n1-{at}", index=at, granted=True, member=MemberId("job-a-1-0") if at == 1 else None) for at in range(3))
+    less = only_series(evolve(node, cards=cards), "h100")
+    assert less.capacity is not None
+    assert (less.capacity.gpus, less.capacity.gpus_used, len(less.free_gpu_uuids)) == (3, 1, 1)
+
+
+def test_instances_of_a_card_in_mig_mode_are_cards_of_their_own_name() -> None:
+    """L-D7: a job that pins a whole card's series never gets a part of one."""
+    node = machine("n1", ["NVIDIA H100 80GB HBM3"])
+    assert node.inventory is not None
+    names = ("MIG 1g.10gb", "NVIDIA H100 80GB HBM3 MIG 1g.10gb")  # with and without the card's, as drivers differ
+    parts = tuple(MigInstance(uuid=f"MIG-{at}", name=name, memory_bytes=10**10) for at, name in enumerate(names))
+    split = evolve(node.inventory.gpus[0], mig=True, instances=parts)
+    inventory = evolve(node.inventory, gpus=(split,), budgets=evolve(node.inventory.budgets, gpu_indexes=(), gpu_uuids=("MIG-0", "MIG-1")))
+    grown = Registry((Series(series=SeriesId("h100-1g"), card_names=("H100 80GB HBM3 MIG 1g.10gb",)), *REGISTRY.series))
+    for registry, known in ((REGISTRY, {}), (grown, {"MIG-0": "h100-1g", "MIG-1": "h100-1g"})):
+        seen = evolve(node, inventory=inventory, free_gpu_uuids=("MIG-0", "MIG-1"), card_series=series_by_card(inventory, registry))
+        assert seen.card_series == known
+        assert unknown_cards_of(seen) == (() if known else ("NVIDIA H100 80GB HBM3 MIG 1g.10gb",))
+        assert only_series(seen, "h100").free_gpu_uuids == ()
+        part = only_series(seen, "h100-1g")
+        assert part.capacity is not None
+        assert (part.free_gpu_uuids, part.capacity.gpus) == (tuple(known), len(known))
 
 
 def test_place_gives_only_cards_of_the_pinned_series() -> None:

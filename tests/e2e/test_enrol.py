@@ -76,6 +76,20 @@ def test_join_writes_a_private_identity_and_shows_no_secret(system: WholeSystem,
     _remove(system, identity["node"])
 
 
+def _live_node(system: WholeSystem) -> tuple[Any, object]:
+    nodes = system.client.list_all(f"/api/fleets/{FLEET}/nodes")
+    return next((one for one in nodes if one["connection"]["state"] == "connected"), None), nodes
+
+
+def test_join_where_another_live_node_answers_is_warned_about_and_not_refused(system: WholeSystem, machine: Machine) -> None:
+    """R-ENR-07: an address is not an identity."""
+    live = wait_for("a live Node", lambda: _live_node(system))
+    done = machine.join(_token(system), "--address", live["address"])
+    assert done.returncode == 0, done.stderr
+    assert f"warning: another live Node already answers at {live['address']}: {live['id']}" in done.stderr
+    _remove(system, machine.identity()["node"])
+
+
 def test_join_of_an_enrolled_machine_is_refused_unless_forced(system: WholeSystem, machine: Machine) -> None:
     """R-ENR-04, R-ENR-14."""
     assert machine.join(_token(system)).returncode == 0

@@ -31,6 +31,8 @@ def main(url: str, job: str, width: int) -> None:
         for step in (
             sign_in,
             create_fleet,
+            change_fleet,
+            name_hardware,
             mint,
             see_nodes,
             follow_log,
@@ -82,20 +84,84 @@ def sign_in(page: Page, job: str) -> None:
 
 
 def create_fleet(page: Page, job: str) -> None:
-    """By keyboard only; the list shows it without a reload, and a taken name is told at the form."""
+    """By keyboard only: it leads to the Fleet's own page. A taken name is told at the form; the list shows both."""
     page.goto("/fleets")
     _live(page)
     page.locator("[name=id]").focus()
     page.keyboard.type("by-keyboard")
     page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_contain_text("by-keyboard")
+    page.goto("/fleets")
     expect(page.locator("#fleet-list")).to_contain_text("by-keyboard")
     page.locator("[name=id]").fill("lab")
     page.keyboard.press("Enter")
-    expect(page.locator("[data-create-fleet] [data-problem]")).to_be_visible()
+    expect(page.locator("[data-record] [data-problem]")).to_be_visible()
+    page.locator("details.keys summary").click()
+    _shoot(page, "fleets")
+
+
+def change_fleet(page: Page, job: str) -> None:
+    """R-FLT-03: a misspelled override is said at the form and stays on the page; what was not touched is not sent."""
+    page.goto("/fleets")
+    page.locator("#open-by-keyboard").focus()
+    page.keyboard.press("Enter")
+    _live(page)
+    form = page.locator("#change")
+    overrides = form.locator("[name=config]")
+    overrides.focus()
+    page.keyboard.type("storage_rot=/srv")
+    form.get_by_role("button", name="Save").focus()
+    page.keyboard.press("Enter")
+    expect(form.locator("[data-outcome]")).to_contain_text("'storage_rot'")
+    expect(page.locator("#fleet-head .warning")).to_contain_text("'storage_rot'")
+    _shoot(page, "fleet-warned")
+    overrides.fill("gang_deadline_seconds=soon")
+    form.get_by_role("button", name="Save").click()
+    expect(form.locator("[data-problem]")).to_contain_text("config.gang_deadline_seconds")
+    overrides.fill("nonsense")
+    form.get_by_role("button", name="Save").click()
+    expect(form.locator("[data-problem]")).to_contain_text("KEY=VALUE")
+    overrides.fill("gang_deadline_seconds=900\n")
+    form.get_by_label("serve").check()
+    form.get_by_role("button", name="Save").click()
+    expect(page.locator("#fleet-head")).to_contain_text("train, serve")
+    expect(page.locator("#fleet-head .warning")).to_have_count(0)
+    page.locator("#drain-by-keyboard").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#fleet-head h1 .state")).to_have_text("draining")
+    page.locator("#activate-by-keyboard").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#fleet-head h1 .state")).to_have_text("active")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.locator("#delete-by-keyboard").click()
+    expect(page.locator("h1")).to_have_text("Fleets")
+    expect(page.locator("#open-by-keyboard")).to_have_count(0)
+    page.goto("/fleets/lab")
+    _live(page)
+    for heading in ("Connection", "Scheduling", "Inventory"):
+        expect(page.locator('[aria-label="Nodes"]')).to_contain_text(heading)
+    _shoot(page, "fleet-lab")
+
+
+def name_hardware(page: Page, job: str) -> None:
+    """R-ENR-06: the card that no series has is offered, named by keyboard, and taken off the list."""
+    page.goto("/hardware")
+    _live(page)
+    _shoot(page, "hardware-unknown")
+    page.get_by_role("button", name="Add NVIDIA B300 to a series").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.type("b300")
+    page.locator("#add-hardware").get_by_role("button", name="Add").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#hardware h2", has_text="b300")).to_be_visible()
+    expect(page.get_by_text("Cards that are in no series")).to_have_count(0)
+    _shoot(page, "hardware")
 
 
 def mint(page: Page, job: str) -> None:
     """The token is shown once: closing the dialog takes it out of the page."""
+    page.goto("/fleets/lab")
+    _live(page)
     page.locator("#mint-lab").click()
     command = page.locator('[data-fill="command"]')
     expect(command).to_contain_text("TUNEPLANE_JOIN_TOKEN=tpj_")

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from tests.web.support import Running, job_spec, make_app, now, open_server, open_site
-from tests.web.world import drive, make_fleet, place_job, ready_node
+from tests.web.world import INVENTORY, connect_node, drive, join_node, make_fleet, place_job, ready_node
 from tuneplane.domain import codec
 from tuneplane.domain.ids import JobId
+from tuneplane.domain.inventory import Gpu
 from tuneplane.domain.jobspec import JobSpec
 from tuneplane.domain.launch_table import MemberPhase
 from tuneplane.web.console import show_size
@@ -25,7 +26,7 @@ from tuneplane.web.routing import Who
 
 pytestmark = pytest.mark.postgres
 P = MemberPhase
-PAGES = ("/fleets", "/nodes", "/jobs", "/users", "/projects", "/audit")
+PAGES = ("/fleets", "/fleets/lab", "/hardware", "/nodes", "/jobs", "/users", "/projects", "/audit")
 
 
 async def test_every_page_sends_a_stranger_to_the_sign_in_and_back(database: str) -> None:
@@ -104,10 +105,11 @@ async def test_user_sees_no_buttons_that_would_be_refused(database: str) -> None
     async with open_site(database) as running:
         await ready_node(running, await make_fleet(running))
         client = make_app(running).test_client()
-        for path in ("/fleets", "/nodes"):
+        for path in ("/fleets", "/fleets/lab", "/hardware", "/nodes"):
             html = await (await client.get(path, headers={"Authorization": f"Bearer {running.user_token}"})).get_data(as_text=True)
             assert "data-call" not in html
             assert "data-mint" not in html
+            assert "<form" not in html
 
 
 async def test_unknown_page_object_is_a_page_that_says_so(database: str) -> None:
@@ -133,7 +135,10 @@ async def test_person_in_chromium_signs_in_creates_mints_follows_stops_and_loses
 ) -> None:
     """Works by keyboard and at 360 px; live; says when it is not."""
     async with open_server(database, tmp_path) as running, running.admin() as http:
-        node, epoch = await ready_node(running, await make_fleet(running))
+        fleet = await make_fleet(running)
+        node = await join_node(running, fleet)
+        card = Gpu(index=0, uuid="GPU-0", name="NVIDIA B300", memory_bytes=288 * 10**9)
+        epoch = await connect_node(running, fleet, node, evolve(INVENTORY, gpus=(card,)))
         job = JobId((await http.post("/api/jobs", json=job_spec())).json()["id"])
         former = await place_job(running, job, node)
         await drive(running, node, epoch, former, P.PREPARED, P.RUNNING, P.TERMINATED, exit_code=1, cleaned=True)

@@ -56,10 +56,27 @@ async def test_users_are_told_only_of_what_they_may_see(database: str, tmp_path:
             await make_fleet(running, "hidden", visibility="project", project="x")
             await join_node(running, FleetId("hidden"))
             await ada.post("/api/jobs", json=job_spec())
+            await ada.post("/api/hardware", json={"series": "b300", "card_names": ["NVIDIA B300"]})
             await bob.post("/api/jobs", json=job_spec())
-            with trio.fail_after(10):
-                _, data = await anext(events)
-            assert [(change["kind"], change["state"]) for change in data["changes"]] == [("job", "queued")]
+            told: set[tuple[str, str]] = set()
+            while ("job", "queued") not in told:
+                told |= await _next_changes(events)
+            assert told - {("hardware", "known")} == {("job", "queued")}  # the registry is for everybody, the rest is not his
+
+
+async def test_users_are_told_of_the_hardware_registry(database: str, tmp_path: Path) -> None:
+    """R-ADM-04: what the hardware page shows does not stay old."""
+    async with (
+        open_server(database, tmp_path) as running,
+        running.user() as bob,
+        running.admin() as ada,
+        open_events(bob, "/api/events") as events,
+    ):
+        await anext(events)
+        await ada.post("/api/hardware", json={"series": "b300", "card_names": ["NVIDIA B300"]})
+        assert await _next_changes(events) == {("hardware", "known")}
+        await ada.delete("/api/hardware/b300")
+        assert await _next_changes(events) == {("hardware", "")}
 
 
 @pytest.mark.seconds(60)

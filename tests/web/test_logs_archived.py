@@ -94,6 +94,23 @@ async def test_archive_is_looked_for_where_the_fleet_says(database: str, tmp_pat
         assert (await http.get(f"/api/jobs/{job}/logs")).content == b"mine\n"
 
 
+async def test_archive_stays_where_its_attempt_was_planned_when_the_fleet_moves_on(database: str, tmp_path: Path) -> None:
+    """R-FLT-10: another `storage_root` is for later attempts; this one says where it wrote, and its log is read there."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    async with open_server(database, tmp_path) as running, running.admin() as http:
+        node, epoch = await ready_node(running, await make_fleet(running, config={"storage_root": str(old)}))
+        job = JobId((await http.post("/api/jobs", json=job_spec(fleet="lab"))).json()["id"])
+        member = await place_job(running, job, node, root=str(old))
+        await drive(running, node, epoch, member, *STARTED)
+        await http.patch("/api/fleets/lab", json={"config": {"storage_root": str(new)}})
+        assert (await http.get(f"/api/jobs/{job}")).json()["state"] == "running"
+        await drive(running, node, epoch, member, P.TERMINATED, exit_code=0, cleaned=True)
+        archive(old, job, member, b"mine\n")
+        running.logs.away = True
+        assert (await http.get(f"/api/jobs/{job}/logs")).content == b"mine\n"
+        assert (await http.get(f"/api/jobs/{job}")).json()["attempts"][0]["output_dir"] == f"{old}/jobs/{job}/{job}-1"
+
+
 async def test_log_of_a_running_member_is_never_taken_from_an_archive(database: str, tmp_path: Path) -> None:
     """A file that somebody planted there is not its log."""
     root = tmp_path / "root"

@@ -85,7 +85,7 @@ class Setting:
     accepts: Callable[[str], bool]
 
 
-URL_RULE = "must look like https://host:port/path, without a user, a query or a fragment"
+URL_RULE = "must be an http or https address: a host, perhaps a port and a path; no user, query or fragment"
 LABEL_RULE = "must be 1 to 63 of a-z, 0-9 and '-', starting and ending with a letter or digit"
 
 SETTINGS: dict[str, Setting] = {

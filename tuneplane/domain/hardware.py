@@ -7,7 +7,6 @@ before R495 said "A100-SXM4-40GB", later ones "NVIDIA A100-SXM4-40GB" of the sam
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 
 from attrs import evolve, field, frozen
 
@@ -15,7 +14,7 @@ from .card_grants import declared_cards
 from .errors import InvalidInput
 from .fleets import check_slug
 from .ids import SeriesId
-from .inventory import Gpu, Inventory
+from .inventory import Gpu, Inventory, MigInstance
 from .nodes import Node
 from .text import plain
 
@@ -55,24 +54,32 @@ def series_of(card_name: str, registry: Registry) -> SeriesId | None:
     return registry.by_key.get(card_key(card_name))
 
 
+def names_of_cards(inventory: Inventory) -> dict[str, str]:
+    """What work can be bound to, by UUID, with its name: a card, or the instances of one in MIG mode (L-D7)."""
+    names: dict[str, str] = {}
+    for gpu in inventory.gpus:
+        names |= {part.uuid: _instance_name(gpu, part) for part in gpu.instances} if gpu.mig else {gpu.uuid: gpu.name}
+    return names
+
+
+def _instance_name(gpu: Gpu, part: MigInstance) -> str:
+    """Always with the card's own name, as NVML gives it: the profile alone is that of several kinds of cards."""
+    return part.name if card_key(part.name).startswith(card_key(gpu.name)) else f"{gpu.name} {part.name}"
+
+
 def series_by_card(inventory: Inventory | None, registry: Registry) -> dict[str, SeriesId]:
     """The series of each known card, by its UUID."""
     if inventory is None or not registry.by_key:
         return {}
-    cards = [(gpu.uuid, gpu.name) for gpu in inventory.gpus]
-    cards += [(part.uuid, part.name) for gpu in inventory.gpus for part in gpu.instances]
-    found = ((uuid, series_of(name, registry)) for uuid, name in cards)
+    found = ((uuid, series_of(name, registry)) for uuid, name in names_of_cards(inventory).items())
     return {uuid: series for uuid, series in found if series is not None}
 
 
-def unknown_cards(gpus: Iterable[Gpu], known: Iterable[str]) -> tuple[str, ...]:
-    """The names of the cards whose UUIDs are not in ``known``, each once."""
-    uuids = set(known)
-    return tuple(sorted({gpu.name for gpu in gpus if gpu.uuid not in uuids}))
-
-
 def unknown_cards_of(node: Node) -> tuple[str, ...]:
-    return unknown_cards(node.inventory.gpus, node.card_series) if node.inventory is not None else ()
+    """The names of its cards that the registry does not know, each once."""
+    if node.inventory is None:
+        return ()
+    return tuple(sorted({name for uuid, name in names_of_cards(node.inventory).items() if uuid not in node.card_series}))
 
 
 def unknown_card(name: str) -> str:
@@ -91,9 +98,9 @@ def only_series(node: Node, series: str | None) -> Node:
     free = tuple(uuid for uuid in node.free_gpu_uuids if uuid in theirs)
     if node.capacity is None or node.inventory is None:
         return evolve(node, free_gpu_uuids=free)
-    granted = len(declared_cards(node.inventory) & theirs)
-    capacity = evolve(node.capacity, gpus=granted, gpus_used=max(granted - len(free), 0))
-    return evolve(node, free_gpu_uuids=free, capacity=capacity)
+    granted = theirs & declared_cards(node.inventory)
+    held = {card.uuid for card in node.cards if card.member is not None} if node.cards else granted - set(free)
+    return evolve(node, free_gpu_uuids=free, capacity=evolve(node.capacity, gpus=len(granted), gpus_used=len(granted & held)))
 
 
 def check_series(series: Series) -> Series:

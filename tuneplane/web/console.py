@@ -7,6 +7,7 @@ exchanges the parts marked ``data-live``. Changes go through the HTTP API, so th
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import datetime
 from functools import cache
 from hashlib import sha256
@@ -17,10 +18,14 @@ from urllib.parse import quote, urlsplit
 from attrs import evolve, frozen
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from tuneplane.control.api import answer_fleet
 from tuneplane.domain import codec
 from tuneplane.domain.errors import NotFound
-from tuneplane.domain.fleets import Capability, FleetKind, FleetState
-from tuneplane.domain.ids import JobId
+from tuneplane.domain.fleet_config import SETTINGS
+from tuneplane.domain.fleets import Capability, Delivery, FleetKind
+from tuneplane.domain.hardware import MOST_SERIES
+from tuneplane.domain.ids import FleetId, JobId
+from tuneplane.domain.jobs import Page
 from tuneplane.domain.launch_table import FINAL_JOB_STATES, JobState
 
 from .inputs import PageQuery
@@ -36,6 +41,14 @@ POLICY = (
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 STATIC = {"console.css": "text/css; charset=utf-8", "console.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml"}
+MOST_NODES = 500  # that one look for unknown cards goes through: the newest, one page
+MOST_TOKENS = 20  # Join Tokens shown of a Fleet: the newest
+FLEET_CHOICES = {
+    "kinds": list(FleetKind),
+    "deliveries": list(Delivery),
+    "capabilities": list(Capability),
+    "settings": SETTINGS,
+}
 UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
@@ -74,8 +87,26 @@ async def signin_page(site: Site, call: Call) -> Answer:
 async def fleets_page(site: Site, call: Call) -> Answer:
     """Fleets; for administrators also creating one and minting a Join Token."""
     fleets, cursor = await site.api.fleets.list_page(call.user, call.query.page())
-    choices = {"kinds": list(FleetKind), "capabilities": list(Capability), "states": list(FleetState)}
-    return _render("fleets.html", site, call, fleets=fleets, cursor=cursor, **choices)
+    return _render("fleets.html", site, call, fleets=fleets, cursor=cursor, **FLEET_CHOICES)
+
+
+@router.route("GET", "/fleets/{fleet}", who=Who.USER, query=PageQuery)
+async def fleet_page(site: Site, call: Call) -> Answer:
+    """One Fleet and its Nodes, each with connection, scheduling and inventory apart; for administrators also changing it."""
+    fleet = answer_fleet(await site.api.fleets.get(call.user, FleetId(call.path["fleet"])))
+    nodes, cursor = await site.api.nodes.list_page(call.user, fleet.id, call.query.page())
+    tokens = await site.api.fleets.list_join_tokens(call.user, fleet.id) if call.user.role == "admin" else []
+    shown = {"nodes": nodes, "cursor": cursor, "tokens": tokens[:MOST_TOKENS]}
+    return _render("fleet.html", site, call, fleet=fleet, **shown, **FLEET_CHOICES)
+
+
+@router.route("GET", "/hardware", who=Who.USER)
+async def hardware_page(site: Site, call: Call) -> Answer:
+    """The hardware registry, and which cards of the Nodes that the caller may see are not in it (R-ENR-06)."""
+    series, _ = await site.api.hardware.list_page(Page(limit=MOST_SERIES))
+    nodes, more = await site.api.nodes.list_page(call.user, None, Page(limit=MOST_NODES))
+    unknown = sorted(Counter(name for node in nodes for name in node.unknown_cards).items())
+    return _render("hardware.html", site, call, series=series, unknown=unknown, more=more is not None, looked_at=MOST_NODES)
 
 
 @router.route("GET", "/nodes", who=Who.USER, query=PageQuery)

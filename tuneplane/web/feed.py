@@ -21,6 +21,7 @@ from tuneplane.control.api import ControlApi, JobAccess, NodeAnswer, may_see, ma
 from tuneplane.domain.accounts import AuditFilter
 from tuneplane.domain.errors import NotFound, StorageUnavailable
 from tuneplane.domain.fleets import Fleet
+from tuneplane.domain.hardware import MOST_SERIES
 from tuneplane.domain.ids import FleetId, JobId, UserName
 from tuneplane.domain.jobs import Job, JobSummary, Page, User
 from tuneplane.domain.ports import Storage, Topic
@@ -59,12 +60,13 @@ class Changes:
 class _Row:
     """What the feed compares, and what decides who may hear of it: a Fleet that he sees, and for a job whose it is.
 
-    With neither, it is for administrators."""
+    With neither, it is for administrators, unless it is ``public``: then for everybody who is signed in."""
 
     value: Any
     state: str
     fleet: Fleet | None = field(eq=lambda fleet: fleet and (fleet.visibility, fleet.project))
     job: JobAccess | None = field(default=None, eq=lambda job: job and job.fleet and (job.fleet.visibility, job.fleet.project))
+    public: bool = False
 
 
 @frozen
@@ -205,7 +207,7 @@ def _may_hear(user: User, row: _Row) -> bool:
         return False
     if row.job is not None:
         return may_see_job(user, row.job)
-    return may_see(user, row.fleet) if row.fleet is not None else user.role == ADMIN
+    return may_see(user, row.fleet) if row.fleet is not None else row.public or user.role == ADMIN
 
 
 async def _read(api: ControlApi, watched: set[JobId]) -> _Look:
@@ -218,6 +220,8 @@ async def _read(api: ControlApi, watched: set[JobId]) -> _Look:
     rows |= {("node", node.id): _node_row(node, fleets) for node in nodes}
     rows["audit", "log"] = await _audit_row(api)
     rows |= {("job", job.id): _job_row(job, fleets) for job in jobs}
+    series, _ = await api.hardware.list_page(Page(limit=MOST_SERIES))
+    rows |= {("hardware", one.series): _Row(one, "known", None, public=True) for one in series}
     for job_id in watched:
         try:
             job = await api.jobs.get(EVERYTHING, job_id)

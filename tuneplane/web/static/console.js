@@ -88,7 +88,19 @@ function exchange(page) {
     old.innerHTML = fresh.innerHTML;
     if (focused) byId(focused)?.focus({ preventScroll: true });
   }
+  for (const fresh of page.querySelectorAll("form[data-record][id]")) exchangeForm(byId(fresh.id), fresh);
   showTimes();
+}
+
+// What nobody has touched follows the server; what somebody is changing stays his.
+function exchangeForm(old, fresh) {
+  if (!old || old.elements.length !== fresh.elements.length) return;
+  [...old.elements].forEach((control, at) => {
+    const now = fresh.elements[at];
+    if (!control.name || isChanged(control)) return;
+    if (control.type === "checkbox") control.checked = control.defaultChecked = now.defaultChecked;
+    else if (!control.options && control.defaultValue !== now.defaultValue) control.value = control.defaultValue = now.defaultValue;
+  });
 }
 
 async function refresh() {
@@ -260,7 +272,8 @@ async function act(button) {
   if (button.dataset.confirm && !confirm(button.dataset.confirm)) return;
   const [method, path] = button.dataset.call.split(" ");
   await callApi(method, path, button.dataset.body ? JSON.parse(button.dataset.body) : undefined);
-  await refresh();
+  if (button.dataset.then) location.assign(button.dataset.then);
+  else await refresh();
 }
 
 async function signIn(form) {
@@ -269,11 +282,71 @@ async function signIn(form) {
   location.assign(form.dataset.next);
 }
 
-async function createFleet(form) {
-  const data = new FormData(form);
-  await callApi("POST", "/api/fleets", { id: data.get("id"), kind: data.get("kind"), capabilities: data.getAll("capabilities") });
-  form.reset();
+// What a form sends: all that is filled in, or of a change only what a person changed, so that nobody else's change is undone.
+const asSent = {
+  pairs(text) {
+    const pairs = {};
+    for (const line of text.split("\n").filter((one) => one.trim())) {
+      const at = line.indexOf("=");
+      const key = line.slice(0, at).trim();
+      if (at < 1 || !key) throw new Error(`Each override is one line KEY=VALUE, not "${line.trim()}".`);
+      if (Object.hasOwn(pairs, key)) throw new Error(`The override ${key} is there twice.`);
+      Object.defineProperty(pairs, key, { value: line.slice(at + 1).trim(), enumerable: true });
+    }
+    return pairs;
+  },
+  lines: (text) => text.split("\n").map((one) => one.trim()).filter(Boolean),
+};
+
+function isChanged(control) {
+  if (control.type === "checkbox") return control.checked !== control.defaultChecked;
+  return control.value !== control.defaultValue;
+}
+
+function readForm(form, onlyChanges) {
+  const body = {};
+  for (const [name, controls] of byName(form)) {
+    const [first] = controls;
+    if (onlyChanges && !controls.some(isChanged)) continue;
+    if (first.type === "checkbox") body[name] = controls.filter((one) => one.checked).map((one) => one.value);
+    else if (first.dataset.as === "visibility") Object.assign(body, first.value ? { visibility: "project", project: first.value } : { visibility: "public" });
+    else if (first.dataset.as) body[name] = asSent[first.dataset.as](first.value);
+    else if (first.value) body[name] = first.value;
+  }
+  return body;
+}
+
+function byName(form) {
+  const named = new Map();
+  for (const one of form.elements) if (one.name) named.set(one.name, [...(named.get(one.name) ?? []), one]);
+  return named;
+}
+
+function keepAsSaved(form) {
+  for (const control of form.elements) {
+    if (control.type === "checkbox") control.defaultChecked = control.checked;
+    else if (control.name) control.defaultValue = control.value;
+  }
+}
+
+async function record(form) {
+  const [method, path] = form.dataset.record.split(" ");
+  const done = form.querySelector("[data-outcome]");
+  if (done) done.textContent = "";
+  const body = readForm(form, method === "PATCH");
+  if (method === "PATCH" && !Object.keys(body).length) { done.textContent = "Nothing was changed."; return; }
+  const answer = await callApi(method, path, body);
+  if (form.dataset.then) { location.assign(form.dataset.then.replace("{id}", answer.id)); return; }
+  if (method === "PATCH") keepAsSaved(form); else form.reset();
+  if (done) done.textContent = ["Saved.", ...(answer?.warnings ?? []).map((one) => `Warning: ${one}`)].join(" ");
   await refresh();
+}
+
+function nameCard(name) {
+  const form = byId("add-hardware");
+  const cards = form.elements.card_names;
+  if (!asSent.lines(cards.value).includes(name)) cards.value = [...asSent.lines(cards.value), name].join("\n");
+  form.elements.series.focus();
 }
 
 // A form that is one request: its fields fill the address's {parts} and, what is left of them, the body.
@@ -308,6 +381,7 @@ document.addEventListener("click", (event) => {
       else if ("signout" in button.dataset) { await callApi("POST", "/api/auth/logout"); location.assign("/signin"); }
       else if ("close" in button.dataset) button.closest("dialog").close();
       else if (button.dataset.copy) await copy(button);
+      else if (button.dataset.nameCard) nameCard(button.dataset.nameCard);
       else if (button.dataset.readLog) { logView.open(button.dataset.readLog, button.dataset.name); byId("log-title").scrollIntoView(); }
     } catch (error) { say(error.message); }
   };
@@ -321,7 +395,7 @@ async function copy(button) {
 
 document.addEventListener("submit", (event) => {
   const form = event.target;
-  const handler = "signin" in form.dataset ? signIn : "createFleet" in form.dataset ? createFleet : "send" in form.dataset ? send : null;
+  const handler = "signin" in form.dataset ? signIn : "record" in form.dataset ? record : "send" in form.dataset ? send : null;
   if (!handler) return;
   event.preventDefault();
   busy(form.querySelector("button[type=submit]"), async () => {
