@@ -9,7 +9,7 @@ import pytest
 import trio.testing
 
 from tests.control.failing_storage import CutStorage, cut
-from tests.control.plane import ADA, FLEET, Plane, now, open_plane
+from tests.control.plane import ADA, FLEET, TIMINGS, Plane, now, open_plane
 from tests.control.scripted_node import inventory
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.hardware import Series
@@ -135,6 +135,35 @@ async def test_allocator_goes_on_after_the_database_was_away(database: str, tmp_
                 while storage.refused < 3:
                     await trio.testing.wait_all_tasks_blocked(0.01)
             await plane.wait_job(job, JobState.RUNNING)
+
+
+async def test_allocator_keeps_machines_for_a_gang_that_has_waited_long(database: str, tmp_path: Path) -> None:
+    """R-PLC-06: a small job that would fit waits behind it, and says so; each starts in its turn."""
+    timings = attrs.evolve(TIMINGS, earmark_after=0.1)
+    async with open_plane(database, tmp_path, timings=timings) as plane, plane.gateway() as gateway, plane.worker():
+        nodes = [await plane.enrol(gateway.target) for _ in range(2)]
+        for node in nodes:
+            node.inventory = inventory(budgets=Budgets(cpu_millis=1000, memory_bytes=32 << 30, gpu_indexes=()))
+            plane.nursery.start_soon(node.run)
+        first = await plane.submit()
+        await plane.wait_job(first, JobState.RUNNING)
+        [busy] = [node for node in nodes if node.started]
+        gang = await plane.submit(nodes=2)
+
+        async def kept() -> tuple[bool, object]:
+            found = (await plane.job(gang)).waiting
+            return found is not None and [one.code for one in found.reasons][1:2] == ["earmarked"], found
+
+        await plane.wait_until(kept, "machines to be kept")
+        small = await plane.submit()
+        behind = await _wait_reason(plane, small, "behind")
+        assert [(one.subject, one.need, one.have) for one in behind.reasons] == [(gang, 1, 0)]  # type: ignore[attr-defined]
+        await busy.finish(MemberId(f"{first}-1-0"), 0)
+        await plane.wait_job(gang, JobState.RUNNING)
+        await _wait_reason(plane, small, "no-free-capacity")
+        for rank, node in enumerate(sorted(nodes, key=lambda one: one.node)):
+            await node.finish(MemberId(f"{gang}-1-{rank}"), 0)
+        await plane.wait_job(small, JobState.RUNNING)
 
 
 async def _wait_reason(plane: Plane, job: JobId, code: str) -> object:
