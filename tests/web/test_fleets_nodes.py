@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import trio
 
-from tests.web.support import now, open_server
+from tests.web.support import Running, make_app, now, open_server
 from tests.web.world import connect_node, join_body, join_node, make_fleet, ready_node
+from tuneplane.domain.clocks import Offset
 from tuneplane.domain.ids import FleetId, NodeId
 from tuneplane.domain.inventory import EpochHold, Gpu, Interface, Stranger
 from tuneplane.domain.secrets import secret_hash
@@ -294,3 +295,54 @@ async def test_unknown_node_is_not_found_everywhere(database: str, tmp_path: Pat
         assert (await http.get(f"/api/nodes/{node}")).status_code == 404
         assert (await http.patch(f"/api/nodes/{node}", json={"state": "active"})).status_code == 404
         assert (await http.delete(f"/api/nodes/{node}")).status_code == 404
+
+
+async def _nodes_page(running: Running) -> str:
+    """The console's page, which is in no OpenAPI document."""
+    client = make_app(running).test_client()
+    answer = await client.get("/nodes", headers={"Authorization": f"Bearer {running.admin_token}"})
+    return str(await answer.get_data(as_text=True))
+
+
+async def test_node_tells_what_its_silence_means_what_a_drain_waits_for_and_a_clock_that_is_off(database: str, tmp_path: Path) -> None:
+    """R-LIV-01, R-LIV-06, R-ADM-04, L-F1: three separate things, each true; nothing old is shown as fresh."""
+    async with open_server(database, tmp_path) as running, running.admin() as http:
+        fleet = await make_fleet(running, capabilities=["train", "serve"])
+        node, epoch = await ready_node(running, fleet)
+        await running.storage.look_around(False, now())
+        await running.storage.note_clock(node, epoch, Offset(seconds=-17.0, error_seconds=0.01), now())
+        seen = (await http.get(f"/api/nodes/{node}")).json()
+        assert (seen["liveness"]["presence"], seen["liveness"]["suspended"], seen["inventory"]["healthy"]) == ("live", "", True)
+        assert "17.0 s behind" in seen["warnings"][0]
+        assert seen["ready"]["value"] is True  # a warning, no reason
+        drained = (await http.patch(f"/api/nodes/{node}", json={"state": "draining"})).json()["scheduling"]
+        assert (drained["state"], drained["drained"], drained["left"]) == ("draining", True, [])
+        await running.storage.close_session(node, epoch, "cut", now())
+        seen = (await http.get(f"/api/nodes/{node}")).json()
+        assert (seen["connection"]["state"], seen["inventory"]["healthy"]) == ("disconnected", False)
+        assert seen["liveness"]["presence"] == "quiet"
+        answers = {answer["capability"]: answer["consequence"] for answer in seen["liveness"]["answers"]}
+        assert answers == {"train": "no-new-work", "serve": "not-ready"}
+        page = await _nodes_page(running)
+        for text in ("disconnected", "drained", "not confirmed", "-17.0 s", "no-new-work"):
+            assert text in page
+
+
+async def test_mass_failure_brake_is_told_everywhere_and_counts_only_for_administrators(database: str, tmp_path: Path) -> None:
+    """P-19, R-PLC-02: readyz, console and API say it; how many Nodes there are is not everybody's business."""
+    async with open_server(database, tmp_path) as running, running.admin() as http, running.user() as user:
+        assert (await http.get("/readyz")).json() == {"ready": True, "warnings": ["no worker has looked at the Nodes yet"]}
+        fleet = await make_fleet(running)
+        nodes = [await ready_node(running, fleet) for _ in range(3)]
+        await running.storage.look_around(False, now())
+        assert (await http.get("/readyz")).json()["warnings"] == []
+        for node, epoch in nodes:
+            await running.storage.close_session(node, epoch, "cut", now())
+        await running.storage.look_around(False, now())
+        (warning,) = (await user.get("/readyz")).json()["warnings"]
+        assert "suspects itself" in warning
+        assert "suspects itself" in await _nodes_page(running)
+        sight = (await http.get("/api/sight")).json()
+        assert (sight["judging"], sight["vanished"], sight["brake"]["population"]) == (False, 3, 3)
+        assert (await user.get("/api/sight")).status_code == 403
+        assert "suspects itself" in (await http.get(f"/api/nodes/{nodes[0][0]}")).json()["liveness"]["suspended"]

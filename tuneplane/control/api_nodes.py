@@ -19,7 +19,7 @@ from tuneplane.domain.hardware import unknown_card, unknown_cards_of
 from tuneplane.domain.ids import SLUG, FleetId, MemberId, NodeId, SeriesId, UserName
 from tuneplane.domain.inventory import Budgets, CardBinding, CardFault, EpochHold, Gpu, Interface, Inventory, Stranger
 from tuneplane.domain.jobs import JoinRequest, Page, User
-from tuneplane.domain.liveness import Liveness, Readiness, liveness, readiness
+from tuneplane.domain.liveness import Liveness, Readiness, has_live_session, liveness, readiness
 from tuneplane.domain.nodes import Capacity, Connection, Cordon, Left, Node, NodeState
 from tuneplane.domain.secrets import SECRET_ENTROPY_BYTES, SecretKind, secret_hash, spell_secret
 from tuneplane.domain.sight import Sight
@@ -304,7 +304,7 @@ def answer_node(node: Node, fleet: Fleet, sight: Sight | None, now: datetime, ti
         address=node.address,
         connection=_connection(node.connection, now),
         scheduling=Scheduling(state=node.state, cordons=node.cordons, drained=node.is_drained, left=node.left),
-        inventory=_inventory(node),
+        inventory=_inventory(node, now),
         card_series=node.card_series,
         unknown_cards=unknown_cards_of(node),
         capacity=node.capacity,
@@ -319,11 +319,12 @@ def answer_node(node: Node, fleet: Fleet, sight: Sight | None, now: datetime, ti
     )
 
 
-def _inventory(node: Node) -> InventoryAnswer | None:
+def _inventory(node: Node, now: datetime) -> InventoryAnswer | None:
+    """What a Node that is silent by now last confirmed is no longer confirmed (R-ADM-04)."""
     if node.inventory is None:
         return None
     report = asdict(node.inventory, recurse=False)
-    return InventoryAnswer(observed_at=node.inventory_observed_at, healthy=node.inventory_healthy, **report)
+    return InventoryAnswer(observed_at=node.inventory_observed_at, healthy=node.inventory_healthy and has_live_session(node, now), **report)
 
 
 def _connection(connection: Connection, now: datetime) -> Connection:

@@ -59,11 +59,14 @@ class Heard:
 
 
 def ask_drain(state_dir: Path, *, wanted: bool, reason: str, now: datetime) -> Wish:
-    """Keep the wish durably, and return it. InvalidInput for a reason that is too long; OSError keeps the former wish."""
+    """Keep the wish durably, and return it; without a ``reason`` the former one stays.
+
+    InvalidInput for a reason that is too long; OSError keeps the former wish.
+    """
     if len(reason) > MOST_REASON:
         raise InvalidInput("--reason", f"at most {MOST_REASON} characters")
     former = load_wish(state_dir)
-    if former is not None and former.wanted == wanted and (former.reason == reason or not wanted):
+    if former is not None and former.wanted == wanted and (not wanted or reason in ("", former.reason)):
         return former
     revision = 1 if former is None else former.revision + 1
     wish = Wish(revision=revision, wanted=wanted, reason=reason if wanted else "", asked_at=now)
