@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 from attrs import define, evolve
 
@@ -15,6 +16,7 @@ from tuneplane.domain.inventory import Budgets, CardBinding, Gpu, Inventory
 from tuneplane.domain.node_member import LABEL_CARDS, LABEL_CPU, LABEL_MEMBER, LABEL_MEMORY, LABEL_NODE
 from tuneplane.domain.node_ports import Cards, ContainerSpec, ContainerState, EngineUnclear, Life
 from tuneplane.domain.timings import Timings
+from tuneplane.nodeside import storage_probe
 from tuneplane.nodeside.address import Reach
 from tuneplane.nodeside.board import Board
 from tuneplane.nodeside.card_desk import CardDesk, CardReader
@@ -127,6 +129,23 @@ async def test_labels_that_anybody_wrote_make_no_frame_that_ends_the_session(tmp
     assert [(one.gpu_uuids, one.cpu_millis, one.memory_bytes) for one in strangers] == [(None, None, None)] * 5
     report = InventoryReport(inventory=evolve(BARE, strangers=strangers), digest="")
     assert decode_node_frame(encode_node_frame(report)) == report
+
+
+async def test_mount_that_hangs_is_told_and_holds_up_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L-J1, L-J2, R-LIV-03: a real child that does not come back; the look ends, the root is not seen, and it is seen again."""
+    board = Board()
+    with monkeypatch.context() as dead:
+        dead.setattr(storage_probe, "PROBE_SECONDS", 0.3)
+        dead.setattr(storage_probe, "PROBE", "sleep 60")
+        async with open_node_on(tmp_path / "state", PlayEngine()) as node:
+            actor = InventoryActor(node.core, board, Budgets(), str(tmp_path), desk(node.core, no_cards), Reach("", ""))
+            tree = SupervisorSpec(name="root", children=(ChildSpec(name="inventory", factory=lambda: actor),))
+            async with open_system("test", tree):
+                lost = await _next_look(board)
+                assert not lost.storage_root_seen
+                assert any("did not answer within 0.3 s" in problem for problem in lost.problems)
+                dead.undo()
+                assert (await _next_look(board)).storage_root_seen
 
 
 async def _next_look(board: Board) -> Inventory:
