@@ -105,6 +105,9 @@ def test_fault_of_a_card_that_nobody_knows_puts_the_node_aside() -> None:
     faults = examine((), look(KMSG[48], buses={}))
     assert (faults[0].fault.card, faults[0].fault.whole_node) == ("", True)
     assert "(unknown)" in (node_aside(_told(faults)) or "")
+    assert examine(faults, look()) == faults
+    assert examine(faults, look(health=None, gpus=(), boot="b2")) == faults
+    assert examine(faults, look(boot="b2")) == ()
 
 
 def test_fault_of_a_card_in_mig_mode_puts_its_instances_aside() -> None:

@@ -165,7 +165,9 @@ def _is_mended(one: Fault, seen: Examination) -> bool:
         reading = {ECC: health.ecc_errors, REMAP: health.remap_pending, REMAP_FAILED: health.remap_failed}[fault.code] if health else None
         return reading is not None and not reading
     booted = one.boot != seen.boot
+    if not fault.card:  # whichever it was: the driver has looked at all of them since
+        return booted and bool(seen.gpus)
     if int(fault.code.removeprefix("xid-")) in MEMORY_XIDS:
         was_reset = booted or (one.counted > 0 and health is not None and health.ecc_errors == 0)
         return was_reset and health is not None and health.is_good
-    return booted and (fault.card in {gpu.uuid for gpu in seen.gpus} or (not fault.card and bool(seen.gpus)))
+    return booted and fault.card in {gpu.uuid for gpu in seen.gpus}
