@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import trio
 from attrs import define, field
 
 from tests.web.support import Running, job_spec, open_server
@@ -15,6 +16,7 @@ from tests.web.world import drive, join_body, make_fleet, make_project, place_jo
 from tuneplane.domain.ids import JobId
 from tuneplane.domain.launch_table import MemberPhase
 from tuneplane.storage.database import Database
+from tuneplane.web.feed import Feed
 from tuneplane.web.routes import API_ROUTES, ROUTES
 from tuneplane.web.routing import Route, Who
 
@@ -44,7 +46,7 @@ async def _hide(running: Running, ada: httpx.AsyncClient) -> Hidden:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The statements and units that the database was asked for, in order."""
+    """The statements and units that the database was asked for by requests, in order: the feed, which looks by itself, sleeps."""
     made: list[str] = []
     for name in ("fetch", "fetchrow", "fetchval", "read", "write"):
         real = getattr(Database, name)
@@ -54,6 +56,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return await _real(self, first, *args)
 
         monkeypatch.setattr(Database, name, counted)
+
+    async def asleep(*_: Any) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Feed, "run", asleep)
     return made
 
 
