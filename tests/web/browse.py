@@ -132,6 +132,11 @@ def change_fleet(page: Page, job: str) -> None:
     page.locator("#activate-by-keyboard").focus()
     page.keyboard.press("Enter")
     expect(page.locator("#fleet-head h1 .state")).to_have_text("active")
+    overrides.fill("half=typed")  # somebody else changes the Fleet meanwhile: the form follows, but not where a person is at work
+    page.evaluate("callApi('PATCH', '/api/fleets/by-keyboard', {capabilities: ['env'], config: {odd: '1'}})")
+    expect(form.get_by_label("env")).to_be_checked()
+    expect(form.get_by_label("serve")).not_to_be_checked()
+    expect(overrides).to_have_value("half=typed")
     page.once("dialog", lambda dialog: dialog.accept())
     page.locator("#delete-by-keyboard").click()
     expect(page.locator("h1")).to_have_text("Fleets")
