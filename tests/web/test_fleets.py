@@ -77,6 +77,19 @@ async def test_all_that_may_change_changes(database: str, tmp_path: Path) -> Non
         assert (await http.patch("/api/fleets/absent", json={"state": "active"})).status_code == 404
 
 
+async def test_project_fleet_names_a_project_that_there_is(database: str, tmp_path: Path) -> None:
+    """R-FLT-01: at creation and at a change; back to public it has none."""
+    async with open_server(database, tmp_path) as running, running.admin() as http:
+        private = {"visibility": "project", "project": "lidar"}
+        assert (await http.post("/api/fleets", json=LAB | private)).json()["field"] == "project"
+        await http.post("/api/fleets", json=LAB)
+        assert (await http.patch("/api/fleets/lab", json=private)).json()["field"] == "project"
+        assert (await http.get("/api/fleets/lab")).json()["visibility"] == "public"
+        assert (await http.post("/api/projects", json={"id": "lidar"})).status_code == 201
+        for change, answered in ((private, "lidar"), ({"state": "draining"}, "lidar"), ({"visibility": "public"}, None)):
+            assert (await http.patch("/api/fleets/lab", json=change)).json()["project"] == answered
+
+
 async def test_unread_config_keys_are_kept_warned_about_and_logged(
     database: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
