@@ -91,3 +91,15 @@ async def test_mark_that_commits_after_the_confirmation_is_undone_as_well(databa
             marks.go.set()
             await _stays_healthy(plane, node)
             assert node.ends == []
+
+
+async def test_heartbeats_that_confirm_an_old_look_do_not_keep_it_fresh(database: str, tmp_path: Path) -> None:
+    """R-PLC-04: observed within 45 s, not repeated within 45 s; the next look makes it fresh again."""
+    async with open_plane(database, tmp_path, timings=QUICK) as plane, plane.gateway() as gateway:
+        node = await plane.connect(gateway)
+        assert node.link is not None
+        node.link.inventory_seen_at = trio.current_time()  # and never again: the look hangs, the heartbeats go on
+        await _wait_health(plane, node, False)
+        node.link.inventory_seen_at = None
+        await _stays_healthy(plane, node)
+        assert node.ends == []
