@@ -127,12 +127,17 @@ async def _place(
 
 
 async def _open_to_work(connection: Connection, members: tuple[PlacedMember, ...]) -> bool:
-    """Whether every Node still takes new work; the shared locks keep an operator's drain or removal waiting meanwhile."""
+    """Whether every Node still takes new work; the shared locks keep an operator's drain or removal waiting meanwhile.
+
+    The Nodes are locked before anything is asked: one statement sees the cordons and the Fleet as they were when it began
+    to wait for a row. The Fleet is locked with the question: its own row is read anew after a wait.
+    """
     nodes = sorted({member.node for member in members})
+    await connection.execute("SELECT FROM node WHERE id = ANY($1::text[]) ORDER BY id FOR SHARE", nodes)
     sql = (
-        "SELECT node.id FROM node WHERE id = ANY($1::text[]) AND state = 'active' AND removed_at IS NULL"
-        " AND NOT EXISTS (SELECT FROM cordon WHERE node_id = node.id)"
-        " AND EXISTS (SELECT FROM fleet WHERE fleet.id = live_fleet_id AND fleet.state = 'active') ORDER BY id FOR SHARE OF node"
+        "SELECT node.id FROM node JOIN fleet ON fleet.id = live_fleet_id WHERE node.id = ANY($1::text[]) AND node.state = 'active'"
+        " AND removed_at IS NULL AND fleet.state = 'active' AND NOT EXISTS (SELECT FROM cordon WHERE node_id = node.id)"
+        " FOR SHARE OF fleet"
     )
     return len(await connection.fetch(sql, nodes)) == len(nodes)
 
