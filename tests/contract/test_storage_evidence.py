@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.storage_world import GATEWAY, USER, OpenWorld, World, an_inventory
+from tests.contract.storage_world import GATEWAY, USER, OpenWorld, World, an_inventory, audit_lines
 from tuneplane.domain.errors import Fenced, NotFound, Refused
 from tuneplane.domain.frames import CommandKind
 from tuneplane.domain.ids import JobId, MemberId, NodeId
@@ -12,6 +12,7 @@ from tuneplane.domain.inventory import EpochHold, Stranger
 from tuneplane.domain.jobs import MemberRecord
 from tuneplane.domain.launch_table import AttemptEvent, AttemptState, MemberPhase
 from tuneplane.domain.node_member import PROGRESS_TICKS as T
+from tuneplane.domain.nodes import NodeState
 
 N1 = NodeId("n1")
 JOB = JobId("job-a")
@@ -196,6 +197,21 @@ async def test_ended_member_that_is_reported_alive_gets_one_stop_and_shows_as_a_
         node = await world.storage.get_node(N1, world.now)
         assert node is not None
         assert node.violations == ()
+
+
+async def test_a_node_on_which_runs_what_had_ended_is_not_removed_but_by_force(open_world: OpenWorld) -> None:
+    """R-LIV-05, R-LCH-05: the container would be left with nobody to stop it; what is left all the same is in the audit log."""
+    async with open_world() as world:
+        await running(world)
+        await world.see(MEMBER, MemberPhase.TERMINATED, revision=6 * T, exit_code=0, cleaned=True)
+        await world.see(MEMBER, MemberPhase.RUNNING, revision=7 * T, container_id="c")
+        await world.storage.set_node_state(N1, NodeState.DRAINING, "", world.now)
+        alive = f"{MEMBER} had ended, and its Node reports it running"
+        with pytest.raises(Refused) as refused:
+            await world.storage.delete_node(N1, False, USER, world.now)
+        assert (refused.value.code, [one.detail for one in refused.value.reasons]) == ("node-busy", [alive])
+        await world.storage.delete_node(N1, True, USER, world.now)
+        assert (await audit_lines(world.storage))[-1][1:] == ("node.delete", N1, f"left behind: {alive}", True)
 
 
 async def test_member_that_came_alive_after_its_forget_is_forgotten_once_more(open_world: OpenWorld) -> None:

@@ -236,12 +236,7 @@ async def _accept_epoch(connection: Connection, node: NodeId, hold: str, by: Use
 
 
 async def _delete(connection: Connection, node: NodeId, force: bool, by: UserName, now: datetime) -> None:
-    sql = (
-        "SELECT CASE WHEN EXISTS (SELECT FROM cordon WHERE node_id = id AND owner = 'machine') AND state = 'active' THEN 'draining'"
-        " ELSE state END AS state FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE"
-    )
-    row = await connection.fetchrow(sql, node)
-    if row is None:
+    if await connection.fetchrow("SELECT FROM node WHERE id = $1 AND removed_at IS NULL FOR NO KEY UPDATE", node) is None:
         raise NotFound("Node", node)
     sql = "UPDATE session SET closed_at = $2, close_reason = 'node-removed' WHERE node_id = $1 AND closed_at IS NULL"
     await connection.execute(sql, node, now)  # R-CRD-04: its gateway misses it among the live ones
@@ -250,31 +245,39 @@ async def _delete(connection: Connection, node: NodeId, force: bool, by: UserNam
         " WHERE node_id = $1 AND phase NOT IN ('terminated', 'aborted') ORDER BY member.id FOR NO KEY UPDATE OF member"
     )
     members = await connection.fetch(sql, node)
+    seen = await view(connection, node, now)
     if not force:
-        _refuse_busy(node, NodeState(row["state"]), members)
+        _refuse_busy(seen, members)
     for member in members:
         await _give_up(connection, node, member, now)
     await connection.execute("UPDATE credential SET revoked_at = $2 WHERE node_id = $1 AND revoked_at IS NULL", node, now)
     sql = "UPDATE command SET withdrawn_at = $2 WHERE node_id = $1 AND answered_at IS NULL AND withdrawn_at IS NULL"
     await connection.execute(sql, node, now)
     await connection.execute("UPDATE node SET removed_at = $2 WHERE id = $1", node, now)
-    await audit(
-        connection, by, "node.delete", node, now, left_behind([(member["id"], member["phase"]) for member in members]), forced=force
-    )
+    left = left_behind([(member["id"], member["phase"]) for member in members], seen.violations)
+    await audit(connection, by, "node.delete", node, now, left, forced=force)
     await poke(connection, Topic.SESSIONS, Topic.ATTEMPTS, Topic.JOBS, Topic.CONSOLE)
 
 
-def left_behind(members: Sequence[tuple[MemberId, str]]) -> str:
-    """What the audit log says of members that a removal ended by force, and of what they were doing as far as anybody knew."""
-    return f"left behind: {', '.join(f'{member} ({phase})' for member, phase in members)}" if members else ""
+def left_behind(members: Sequence[tuple[MemberId, str]], violations: Sequence[str]) -> str:
+    """What the audit log says of members that a removal ended by force, and of what they were doing as far as anybody knew;
+    and of those that had ended, and run all the same."""
+    told = [*(f"{member} ({phase})" for member, phase in members), *violations]
+    return f"left behind: {', '.join(told)}" if told else ""
 
 
-def _refuse_busy(node: NodeId, state: NodeState, members: list[Row]) -> None:
+def _refuse_busy(node: Node, members: list[Row]) -> None:
+    """``node`` as it is now that its row is locked: its drain may have been taken back while that was waited for."""
     if members:
-        reasons = tuple(Reason("member", f"{member['id']} is {member['phase']} on it", node) for member in members)
-        raise Refused("node-busy", f"Node {node} still has {len(members)} members: drain it and let them finish", reasons=reasons)
-    if state is NodeState.ACTIVE:
-        raise Refused("node-busy", f"Node {node} is active: drain or cordon it first", reasons=(Reason("state", "it is active", node),))
+        reasons = tuple(Reason("member", f"{member['id']} is {member['phase']} on it", node.id) for member in members)
+        raise Refused("node-busy", f"Node {node.id} still has {len(members)} members: drain it and let them finish", reasons=reasons)
+    if node.violations:
+        reasons = tuple(Reason("violation", violation, node.id) for violation in node.violations)
+        raise Refused("node-busy", f"Node {node.id} still runs what had ended: its stop is under way", reasons=reasons)
+    if node.state is NodeState.ACTIVE:
+        raise Refused(
+            "node-busy", f"Node {node.id} is active: drain or cordon it first", reasons=(Reason("state", "it is active", node.id),)
+        )
 
 
 async def _give_up(connection: Connection, node: NodeId, member: Row, now: datetime) -> None:

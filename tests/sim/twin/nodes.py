@@ -218,9 +218,10 @@ def _delete(book: Book, node: NodeId, force: bool, by: UserName, now: datetime) 
         raise NotFound("Node", node)
     left = left_on(book, node)
     state = state_under(row.state, cordons_of(book, node))
-    if not force and (left or state is NodeState.ACTIVE):
+    alive = view(book, node, now).violations
+    if not force and (left or alive or state is NodeState.ACTIVE):
         reasons = tuple(Reason("member", f"{member.id} is {member.phase.value} on it", node) for member in left)
-        raise Refused("node-busy", f"Node {node} is busy", reasons=reasons)
+        raise Refused("node-busy", f"Node {node} is busy", reasons=reasons or tuple(Reason("violation", one, node) for one in alive))
     session = book.sessions.get(node)
     if session is not None and session.closed_at is None:
         book.sessions.put(node, evolve(session, closed_at=now))
@@ -228,7 +229,7 @@ def _delete(book: Book, node: NodeId, force: bool, by: UserName, now: datetime) 
         _give_up(book, node, member.id, now)
     _revoke(book, node, now)
     book.nodes.put(node, evolve(book.nodes[node], removed_at=now))
-    audit(book, by, "node.delete", node, now, left_behind(sorted((member.id, member.phase.value) for member in left)), forced=force)
+    audit(book, by, "node.delete", node, now, left_behind(sorted((member.id, member.phase.value) for member in left), alive), forced=force)
     poke(book, Topic.SESSIONS, Topic.ATTEMPTS, Topic.JOBS, Topic.CONSOLE)
 
 
