@@ -9,6 +9,7 @@ import pytest
 
 from tests.web.support import job_spec, open_server
 from tests.web.world import join_body, join_node, look, make_fleet, place_job, ready_node
+from tuneplane.control.api_fleets import MOST_FLEETS
 from tuneplane.domain.ids import FleetId, JobId
 from tuneplane.domain.jobs import Page
 
@@ -75,6 +76,21 @@ async def test_all_that_may_change_changes(database: str, tmp_path: Path) -> Non
             assert after == before | change | {"warnings": after["warnings"]}
         assert after["warnings"] == []
         assert (await http.patch("/api/fleets/absent", json={"state": "active"})).status_code == 404
+
+
+async def test_more_fleets_than_a_placement_looks_at_are_refused(database: str, tmp_path: Path) -> None:
+    """R-PLC-01: a Fleet beyond them would be a candidate for nothing that does not name it, and nobody would be told."""
+    async with open_server(database, tmp_path) as running, running.admin() as http:
+        await http.post("/api/fleets", json=LAB)
+        sql = (
+            "INSERT INTO fleet (id, kind, delivery, capabilities, visibility, state, config, created_at)"
+            " SELECT 'like-' || n, kind, delivery, capabilities, visibility, state, config, created_at FROM fleet, generate_series(2, $1) n"
+        )
+        await running.storage._db.pool.execute(sql, MOST_FLEETS - 1)
+        assert (await http.post("/api/fleets", json=LAB | {"id": "last"})).status_code == 201
+        refused = await http.post("/api/fleets", json=LAB | {"id": "one-more"})
+        assert (refused.status_code, refused.json()["code"]) == (409, "too-many-fleets")
+        assert (await http.get("/api/fleets/one-more")).status_code == 404
 
 
 async def test_project_fleet_names_a_project_that_there_is(database: str, tmp_path: Path) -> None:

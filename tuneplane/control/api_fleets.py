@@ -103,7 +103,7 @@ class Fleets(Base):
     public_url: str
 
     async def create(self, caller: User, draft: FleetDraft) -> FleetAnswer:
-        """A new Fleet. InvalidInput names the field; Refused(code="exists")."""
+        """A new Fleet. InvalidInput names the field; Refused: ``exists``, ``too-many-fleets``."""
         require_admin(caller)
         check_slug(draft.id, "id")
         check_config(draft.config)
@@ -119,6 +119,8 @@ class Fleets(Base):
             created_at=self.clock(),
         )
         await self._check_project(fleet.project)
+        if len(await self.visible(caller)) >= MOST_FLEETS:  # one more would be looked at by no placement
+            raise Refused("too-many-fleets", f"there are at most {MOST_FLEETS} Fleets: delete one first")
         await self.storage.create_fleet(fleet, by=caller.username)
         self.tell(caller.username, "fleet.create", fleet.id, draft.kind.value)
         return _logged(fleet)
