@@ -123,7 +123,7 @@ async def test_a_machine_asks_for_no_more_work_and_takes_it_back(open_world: Ope
         assert "new disks" in node.cordons[0].reason
         assert await wish(world, True, reason="again") == node
         lines = [line for line in await audit_lines(world.storage) if "machine" in line[1]]
-        assert lines == [("tuneplane-node", "node.machine-drain", N1, "new disks", False)]
+        assert lines == [("(tuneplane-node)", "node.machine-drain", N1, "new disks", False)]
         epoch = (await world.connect()).epoch
         await world.storage.record_inventory(N1, epoch, an_inventory(), "d", world.now)
         assert [cordon.owner for cordon in (await get(world)).cordons] == ["machine"]

@@ -11,6 +11,7 @@ import trio
 
 from tests.web.support import Running, make_app, now, open_server
 from tests.web.world import connect_node, join_body, join_node, make_fleet, ready_node
+from tuneplane.control.api_accounts import USER_NAME
 from tuneplane.domain.clocks import Offset
 from tuneplane.domain.ids import FleetId, NodeId
 from tuneplane.domain.inventory import EpochHold, Gpu, Interface, Stranger
@@ -154,6 +155,8 @@ async def test_four_bad_tokens_have_four_reasons(database: str, tmp_path: Path) 
             refused = await http.post(f"/api/fleets/{fleet}/nodes", json=join_body(token))
             assert (refused.status_code, refused.json()["code"]) == (403, code)
         assert (await http.post("/api/fleets/lab/nodes", json=join_body(foreign["token"]))).status_code == 201
+        [line] = (await http.get("/api/audit?action=node.join-refused")).json()["items"]
+        assert (line["subject"], USER_NAME.fullmatch(line["actor"])) == ("lab", None)  # R-ADM-02: taken for no person
 
 
 async def test_two_machines_racing_with_one_token_exactly_one_joins(database: str, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from .card_answers import CardAnswer, card_answers, check_cards
 CREDENTIAL_LIFE = timedelta(days=30)  # R-CRD-01
 JOIN_KEY = re.compile(r"^[A-Za-z0-9_=+/-]{16,200}$")
 HOST_NAME = re.compile(r"^(?=.{1,253}$)[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*$")
+JOINING = UserName("(join token)")  # who acts where nobody is known: no name that an account may have
 MOST_SECRET = 200  # characters of a Join Token as sent: ours have 47
 MOST_PROBLEMS = 64  # a machine has a handful
 MOST_INTERFACES = 256  # as many as a frame of the session may carry
@@ -181,7 +182,7 @@ class Nodes(Base):
             await self._note_refusal(fleet, request, refusal)  # noqa: ASYNC120 - a caller that is gone needs no refusal
             raise
         warnings = await self._join_warnings(node, request)
-        self.tell(node.enrolled_by or UserName("join-token"), "node.join", node.id, f"{fleet} at {request.address}")
+        self.tell(node.enrolled_by or JOINING, "node.join", node.id, f"{fleet} at {request.address}")
         return JoinAnswer(
             id=node.id,
             credential=credential,
@@ -195,7 +196,7 @@ class Nodes(Base):
         """L-A13: an operator sees refused joins. Unknown tokens are only logged: a stranger must not fill the audit log."""
         log.warning("join refused", fleet=fleet, address=request.address, code=refusal.code)
         if refusal.code != "token-unknown":
-            await self.audit(UserName("join-token"), "node.join-refused", fleet, f"{refusal.code} at {request.address}")
+            await self.audit(JOINING, "node.join-refused", fleet, f"{refusal.code} at {request.address}")
 
     async def _join_warnings(self, node: Node, request: JoinRequest) -> tuple[str, ...]:
         warnings = []

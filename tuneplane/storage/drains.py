@@ -13,7 +13,7 @@ from tuneplane.domain.ports import Topic
 from .database import Aggregate, audit, clean, hold_epoch, poke
 from .nodes import set_cordon, view
 
-MACHINE = UserName("tuneplane-node")  # who acts in the audit log: root on the machine, whose name nobody knows here
+MACHINE = UserName("(tuneplane-node)")  # who acts: root on the machine, whose name nobody knows here; no name of an account
 
 
 class Drains(Aggregate):
