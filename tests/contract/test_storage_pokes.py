@@ -71,9 +71,9 @@ async def test_placement_and_step_poke_consumers_and_gateways(open_world: OpenWo
     async with open_world() as world:
         await world.node()
         await world.submit()
-        async with world.storage.open_pokes((Topic.ATTEMPTS, Topic.COMMANDS)) as turns:
+        async with world.storage.open_pokes((Topic.UNCLAIMED, Topic.COMMANDS)) as turns:
             await anext(turns)
             await world.place()
-            await heard(turns, {Topic.ATTEMPTS})
+            await heard(turns, {Topic.UNCLAIMED})
             await world.step(await world.claim(), AttemptEvent.CLAIMED)
             await heard(turns, {Topic.COMMANDS})

@@ -8,7 +8,7 @@ Long-lived tasks, by supervision tree (every one is an actor, so every one can b
 |---|---|---|---|
 | ``lookout`` | what the workers see of the Nodes; the mass-failure brake; the end of storage cordons | ``look``: timer | none |
 | ``launches`` (pool) ``<attempt>.<epoch>`` | drives one attempt by looking | ``look``: poke, timer | none; 512 actors, 4 look at once |
-| ``consumer`` | claims attempts, renews claims, pokes launches | ``look``: ATTEMPTS; ``renew``: timer | none; 32 claims a look |
+| ``consumer`` | claims and renews, pokes launches | ``look``, ``claim``: pokes; ``renew``: timer | none; 32 claims a look |
 | ``allocator`` | waiting jobs to plans and holds, or to a reason | ``look``: JOBS | none; 500 jobs a look |
 | ``retention`` | Forget commands for what ended long ago | ``look``: timer | none; 500 members a look |
 

@@ -50,7 +50,7 @@ class Allocator(Actor):
     _again: Alarm = field(factory=lambda: Alarm("look"), init=False)
 
     async def run(self, context: Context) -> None:
-        await signal_on_pokes(context, "look", self.storage, (Topic.JOBS,), self.backoff)
+        await signal_on_pokes(context, {Topic.JOBS: "look"}, self.storage, self.backoff)
 
     @on_signal("look")
     async def look(self, context: Context) -> None:

@@ -41,7 +41,7 @@ class Dispatcher(Actor):
     _again: Alarm = field(factory=lambda: Alarm("look"), init=False)
 
     async def run(self, context: Context) -> None:
-        await signal_on_pokes(context, "look", self.storage, (Topic.COMMANDS,), self.backoff)
+        await signal_on_pokes(context, {Topic.COMMANDS: "look"}, self.storage, self.backoff)
 
     @on_signal("look")
     async def look(self, context: Context) -> None:

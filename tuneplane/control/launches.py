@@ -117,13 +117,21 @@ class Consumer(Actor):
         context.timer("renew", self.timings.claim_renew)
 
     async def run(self, context: Context) -> None:
-        await signal_on_pokes(context, "look", self.storage, (Topic.ATTEMPTS,), self.backoff)
+        await signal_on_pokes(context, {Topic.ATTEMPTS: "look", Topic.UNCLAIMED: "claim"}, self.storage, self.backoff)
 
     @on_signal("look")
     async def look(self, context: Context) -> None:
-        """Poke the launches that we have, then take more while there is room."""
+        """Poke the launches that we have. Where one has made room in a full worker, there may be another to take."""
+        was_full = len(self._held) >= MAX_LAUNCHES
         self._drop_ended()
         self._poke_launches(context)
+        if was_full:
+            context.ref.signal("claim")
+
+    @on_signal("claim")
+    async def claim(self, context: Context) -> None:
+        """Take attempts while there is room: new ones, and those of a worker that is gone (found by polling)."""
+        self._drop_ended()
         room = min(MAX_LAUNCHES - len(self._held), CLAIMS_A_LOOK)
         if room <= 0:
             return
@@ -136,7 +144,7 @@ class Consumer(Actor):
         for claim in claims:
             await self._start(claim, context)
         if len(claims) == room:
-            context.ref.signal("look")
+            context.ref.signal("claim")
 
     @on_signal("renew")
     async def renew(self, context: Context) -> None:

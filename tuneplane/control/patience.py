@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from math import inf
 
@@ -84,24 +84,27 @@ class Alarm:
         self._timer = None
 
 
-async def signal_on_pokes(context: Context, signal: str, store: PokeStore, topics: Sequence[Topic], backoff: Backoff) -> None:
-    """Raise ``signal`` at once, after every poke, every reconnect and every poll interval, until the actor is asked to stop.
+async def signal_on_pokes(context: Context, signals: Mapping[Topic, str], store: PokeStore, backoff: Backoff) -> None:
+    """Raise the signal of a topic at once, after every poke about it, every reconnect and every poll interval, until the actor
+    is asked to stop.
 
     A lost database is waited for.
     """
     with context.until_stopping():
-        await _follow_pokes(store, topics, backoff, lambda: context.ref.signal(signal))
+        await _follow_pokes(context, signals, store, backoff)
 
 
-async def _follow_pokes(store: PokeStore, topics: Sequence[Topic], backoff: Backoff, on_poke: Callable[[], None]) -> None:
+async def _follow_pokes(context: Context, signals: Mapping[Topic, str], store: PokeStore, backoff: Backoff) -> None:
     while True:
         try:
-            async with store.open_pokes(topics) as pokes:
-                async for _ in pokes:
+            async with store.open_pokes(tuple(signals)) as pokes:
+                async for heard in pokes:
                     backoff.reset()
-                    on_poke()
+                    for topic, signal in signals.items():
+                        if topic in heard:
+                            context.ref.signal(signal)
         except StorageUnavailable as error:
-            log.warning("pokes lost, polling again soon", topics=[topic.value for topic in topics], error=str(error))
+            log.warning("pokes lost, polling again soon", topics=[topic.value for topic in signals], error=str(error))
         await trio.sleep(backoff.next_seconds())
 
 

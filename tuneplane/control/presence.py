@@ -70,7 +70,7 @@ class Presence(Actor):
             self._next_renewal.set(context, self.backoff.next_seconds())
 
     async def run(self, context: Context) -> None:
-        await signal_on_pokes(context, "compare", self.storage, (Topic.SESSIONS,), self.backoff)
+        await signal_on_pokes(context, {Topic.SESSIONS: "compare"}, self.storage, self.backoff)
         self._leaving = True
 
     @on_signal("renew")

@@ -51,7 +51,8 @@ class Topic(str, Enum):
     """What a poke is about. The receiver looks again at everything it owns of that topic."""
 
     JOBS = "jobs"  # a job was submitted, stopped, or capacity came free: the allocator looks
-    ATTEMPTS = "attempts"  # an attempt or member changed: launch consumers look
+    ATTEMPTS = "attempts"  # a member, or what is wanted of an attempt, changed: its launch looks
+    UNCLAIMED = "unclaimed"  # an attempt that no worker drives came to be: launch consumers claim
     COMMANDS = "commands"  # a command was persisted: gateways look
     SESSIONS = "sessions"  # a session or credential changed: gateways look
     CONSOLE = "console"  # anything a person may be watching changed

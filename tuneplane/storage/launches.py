@@ -122,7 +122,7 @@ async def _place(
     )
     await connection.execute(sql, job, JOB_STATE_OF_ATTEMPT[AttemptState.PENDING].value, number)
     await note(connection, job, now, "attempt.placed", attempt, placed_on(members))
-    await poke(connection, Topic.ATTEMPTS, Topic.CONSOLE)
+    await poke(connection, Topic.UNCLAIMED, Topic.CONSOLE)
     return True
 
 
@@ -272,7 +272,7 @@ async def _advance(
         await _conclude(connection, claim, view.number, verdict, timings, now)
     else:
         await connection.execute("UPDATE job SET state = $2 WHERE id = $1", claim.job, JOB_STATE_OF_ATTEMPT[target].value)
-    await poke(connection, Topic.ATTEMPTS, Topic.COMMANDS, Topic.CONSOLE, *((Topic.JOBS,) if target is AttemptState.ENDED else ()))
+    await poke(connection, Topic.COMMANDS, Topic.CONSOLE, *((Topic.JOBS,) if target is AttemptState.ENDED else ()))
     return True
 
 

@@ -93,7 +93,7 @@ def _place(book: Book, job: JobId, attempt: AttemptId, number: int, members: tup
     placed = {"attempt_number": number, "not_before": None, "waiting": None}
     book.jobs.put(job, evolve(row, state=JOB_STATE_OF_ATTEMPT[AttemptState.PENDING], **placed))  # type: ignore[arg-type]
     note(book, job, now, "attempt.placed", attempt, placed_on(members))
-    poke(book, Topic.ATTEMPTS, Topic.CONSOLE)
+    poke(book, Topic.UNCLAIMED, Topic.CONSOLE)
     return True
 
 
@@ -244,7 +244,7 @@ def _advance(
         _conclude(book, row, verdict, timings, now)
     else:
         book.jobs.put(job.id, evolve(book.jobs[job.id], state=JOB_STATE_OF_ATTEMPT[target]))
-    poke(book, Topic.ATTEMPTS, Topic.COMMANDS, Topic.CONSOLE, *((Topic.JOBS,) if target is AttemptState.ENDED else ()))
+    poke(book, Topic.COMMANDS, Topic.CONSOLE, *((Topic.JOBS,) if target is AttemptState.ENDED else ()))
     return True
 
 
