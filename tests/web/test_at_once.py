@@ -14,13 +14,20 @@ from typing import Any
 import httpx
 import pytest
 import trio
+from attrs import evolve, frozen
 
 from tests.web.events import Events, open_events
-from tests.web.support import PASSWORD, SECRET, TIMINGS, Running, job_spec, make_certificate, now, open_server
+from tests.web.support import PASSWORD, SECRET, TIMINGS, Running, job_spec, make_certificate, now, open_server, open_site
 from tests.web.world import drive, make_fleet, make_project, place_job, ready_node
 from tuneplane.actors import open_system
 from tuneplane.control.api import TokenDraft
-from tuneplane.domain.ids import FleetId, JobId
+from tuneplane.domain import codec
+from tuneplane.domain.accounts import AccountChange
+from tuneplane.domain.errors import InvalidInput, NotFound, Refused
+from tuneplane.domain.fleets import Visibility
+from tuneplane.domain.ids import FleetId, JobId, ProjectId, UserName
+from tuneplane.domain.jobs import Page
+from tuneplane.domain.jobspec import JobSpec
 from tuneplane.domain.launch_table import MemberPhase
 from tuneplane.web import streams
 from tuneplane.web.server import WhereListening, make_site, site_tree
@@ -190,3 +197,41 @@ async def test_administrator_made_a_user_hears_only_what_a_user_may(database: st
             with trio.fail_after(20):
                 _, data = await anext(events)
             assert [(change["kind"], change["id"]) for change in data["changes"]] == [("fleet", FleetId("open"))]
+
+
+@frozen
+class SlowRegistry:
+    """An image source in front of which something happens."""
+
+    meanwhile: Callable[[], Awaitable[object]]
+
+    async def resolve(self, image: str) -> str:
+        await self.meanwhile()
+        return f"{image}@sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize("what", ["disabled", "out of the project", "out of the Fleet"])
+async def test_who_is_shut_out_while_an_image_is_resolved_submits_nothing(database: str, what: str) -> None:
+    """R-ADM-01, R-FLT-08: a registry may take ten seconds, and at once is at once."""
+    async with open_site(database) as running:
+        fleet, storage, ada, bob = await make_fleet(running), running.storage, UserName("ada"), UserName("bob")
+        await ready_node(running, fleet)
+        await make_project(running, "vision", bob)
+
+        async def meanwhile() -> None:
+            if what == "disabled":
+                await storage.update_user(bob, AccountChange(disabled=True), ada, now())
+            elif what == "out of the project":
+                await storage.set_member(ProjectId("vision"), bob, False, ada, now())
+            else:
+                await make_project(running, "secret")
+                kept = {"capabilities": None, "state": None, "config": None}
+                await storage.update_fleet(fleet, visibility=Visibility.PROJECT, project="secret", **kept)  # type: ignore[arg-type]
+
+        caller = await running.api.accounts.user_of_token(running.user_token)
+        spec = codec.decode(JobSpec, job_spec())
+        spec = evolve(spec, metadata=evolve(spec.metadata, project="vision"))
+        jobs = evolve(running.api.jobs, images=SlowRegistry(meanwhile))
+        with pytest.raises((Refused, NotFound, InvalidInput)):
+            await jobs.submit(caller, spec)
+        assert await storage.list_jobs(Page(limit=10)) == ([], None)

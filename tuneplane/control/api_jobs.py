@@ -76,6 +76,7 @@ class Jobs(Base):
             if first is not None:
                 return first
         admitted = await self._admit(caller, spec)
+        await self._check_again(caller, spec, admitted.fleet.id)
         job = await self.storage.submit(
             JobId(self.new_id("job")),
             spec,
@@ -185,6 +186,14 @@ class Jobs(Base):
         await self._check_project(caller, spec.metadata.project)
         fleet, nodes = await self._choose(caller, spec)
         return _Admitted(fleet, nodes, await self._resolve(spec.spec.runtime.image or ""))
+
+    async def _check_again(self, caller: User, spec: JobSpec, fleet: FleetId) -> None:
+        """An image may take RESOLVE_SECONDS: who was disabled, or shut out of project or Fleet, meanwhile submits nothing (R-ADM-01)."""
+        user = await self.storage.get_user(caller.username)
+        if user is None or user.disabled:
+            raise Refused("unauthenticated", "the account was disabled while this job was judged")
+        await self._check_project(user, spec.metadata.project)
+        await self.fleets.get(user, fleet)
 
     async def _check_project(self, caller: User, project: str) -> None:
         """A job is of a project that its submitter is a member of, or of ``default``, which is everybody's own; administrators
