@@ -198,6 +198,17 @@ def test_admission_counts_busy_cards_of_the_series_but_no_others() -> None:
     assert "3 GPUs of series h100" in reason.detail
 
 
+def test_admission_counts_the_cards_of_a_machine_whose_driver_does_not_answer() -> None:
+    """R-PLC-02, L-D4: its budget is what it was; that it names no cards just now is a reason to wait, not to refuse."""
+    named = machine("n1", MIXED)
+    assert named.inventory is not None
+    mute = evolve(named, inventory=evolve(named.inventory, gpus=(), cards_known=False), card_series={})
+    assert not admission_reasons(pinned("h100", 2), FLEET, [mute])
+    assert not admission_reasons(pinned("h100", 2, nodes=2), FLEET, [mute, machine("n2", MIXED)])
+    (reason,) = admission_reasons(pinned("h100", 5), FLEET, [mute])
+    assert reason.code == "inventory-fit"
+
+
 @pytest.mark.parametrize(("series", "gpus"), [("H100", 1), ("", 1), ("h100", 0)])
 def test_jobspec_with_a_bad_series_names_the_field(series: str, gpus: int) -> None:
     with pytest.raises(InvalidInput) as caught:

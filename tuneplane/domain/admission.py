@@ -126,11 +126,11 @@ def admission_reasons(spec: JobSpec, fleet: Fleet, nodes: Sequence[Node]) -> tup
 
 
 def _inventory_reasons(shape: Shape, fleet: Fleet, nodes: Sequence[Node]) -> tuple[Reason, ...]:
-    declared = [only_series(node, shape.series) for node in nodes if node.capacity is not None]
+    declared = [_as_pinned(node, shape) for node in nodes if node.capacity is not None]
     if not declared:
         detail = f"Fleet {fleet.id} has no machine with declared budgets"
         return (Reason("no-inventory", detail, fleet.id, "machines", shape.machines, 0),)
-    if all(why_no_series(shape, node) for node in declared):
+    if all(why_no_series(shape, node) and not _is_mute(node) for node in declared):
         detail = f"no machine of Fleet {fleet.id} has cards of series {shape.series!r}{spell_unknown(declared)}"
         return (Reason("series", detail, fleet.id, "machines", shape.machines, 0),)
     fit = [node for node in declared if _is_large_enough(shape, node)]
@@ -141,6 +141,16 @@ def _inventory_reasons(shape: Shape, fleet: Fleet, nodes: Sequence[Node]) -> tup
         detail = f"the job needs {shape.machines} machines of Fleet {fleet.id}, {few}"
         return (Reason("too-few-machines", detail, fleet.id, "machines", shape.machines, len(fit)),)
     return _port_reasons(shape, fleet, fit) or _interface_reasons(shape, fleet, fit)
+
+
+def _as_pinned(node: Node, shape: Shape) -> Node:
+    """With the cards of the pinned series alone; with all that are granted while nobody can say of which series they are."""
+    return node if _is_mute(node) else only_series(node, shape.series)
+
+
+def _is_mute(node: Node) -> bool:
+    """Its driver does not answer just now (L-D4), so it names no cards."""
+    return node.inventory is not None and not node.inventory.cards_known
 
 
 def _is_large_enough(shape: Shape, node: Node) -> bool:
