@@ -160,6 +160,37 @@ async def test_bad_join_is_refused_naming_the_field_and_burns_nothing(
         assert (await http.post("/api/fleets/lab/nodes", json=join_body(token))).status_code == 201
 
 
+CARD = {"index": 0, "uuid": "GPU-a", "name": "A100", "memory_bytes": 1}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "budgets", "field"),
+    [
+        ([CARD | {"index": -1}], {"gpu_indexes": [-1]}, "inventory.gpus"),
+        ([CARD | {"index": 2**40}], {"gpu_indexes": [2**40]}, "inventory.gpus"),
+        ([], {"gpu_indexes": [2**40]}, "inventory.gpus"),
+        ([CARD | {"memory_bytes": -1}], {}, "inventory.gpus"),
+        ([], {"cpu_millis": -1}, "inventory.budgets.cpu_millis"),
+        ([], {"memory_bytes": -1}, "inventory.budgets.memory_bytes"),
+        ([], {"staging_bytes": -1}, "inventory.budgets.staging_bytes"),
+        ([], {"port_last": 2**40}, "inventory.budgets.port_first"),
+        ([], {"port_first": 0}, "inventory.budgets.port_first"),
+    ],
+)
+async def test_join_with_numbers_that_no_machine_has_is_refused_and_burns_nothing(
+    database: str, tmp_path: Path, gpus: list[Any], budgets: dict[str, Any], field: str
+) -> None:
+    """The bounds of a session's frames hold at the first word too: one was an error of the database."""
+    async with open_server(database, tmp_path) as running, running.admin() as http:
+        await make_fleet(running)
+        token = (await http.post("/api/fleets/lab/join-tokens")).json()["token"]
+        body = join_body(token)
+        inventory = body["inventory"] | {"gpus": gpus, "budgets": body["inventory"]["budgets"] | budgets}
+        answer = await http.post("/api/fleets/lab/nodes", json=body | {"inventory": inventory})
+        assert (answer.status_code, answer.json()["field"]) == (422, field)
+        assert (await http.post("/api/fleets/lab/nodes", json=join_body(token))).status_code == 201
+
+
 async def test_body_where_none_is_expected_is_refused(database: str, tmp_path: Path) -> None:
     async with open_server(database, tmp_path) as running, running.admin() as http:
         await make_fleet(running)
