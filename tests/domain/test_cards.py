@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tuneplane.domain import cards
 from tuneplane.domain.cards import choose_cards
 from tuneplane.domain.ids import FleetId, NodeId
-from tuneplane.domain.inventory import CardLink, Gpu, Inventory
+from tuneplane.domain.inventory import MOST_CARDS, CardLink, Gpu, Inventory
 from tuneplane.domain.nodes import Connection, Node, NodeState
 
 from .strategies import EPOCH
@@ -129,3 +129,11 @@ def test_cards_of_a_small_machine_are_the_nearest_of_all_sets(node: Node, count:
 
     best = min(score(chosen) for chosen in combinations(places, count))
     assert score(tuple(node.free_gpu_uuids.index(uuid) for uuid in found)) == best
+
+
+def test_cards_of_a_machine_larger_than_there_is_are_given_as_they_come() -> None:
+    """Its topology is a claim that costs the whole control plane seconds; the largest real one is still searched."""
+    far = MOST_CARDS - 1
+    links = {(0, far): CardLink(peer=f"G{far}", nvlinks=4), (0, 1): CardLink(peer="G1", distance=OTHER)}
+    assert chosen(a_node(links, MOST_CARDS), 2) == [0, far]
+    assert chosen(a_node(links, MOST_CARDS + 1), 2) == [0, 1]

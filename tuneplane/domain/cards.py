@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from .inventory import FARTHEST, CardLink
+from .inventory import FARTHEST, MOST_CARDS, CardLink
 from .nodes import Node
 
 MOST_STEPS = 1000  # of the search, some 10 ms: the boards that are sold, of up to 16 cards, need fewer
@@ -25,6 +25,8 @@ def choose_cards(node: Node, count: int) -> tuple[str, ...] | None:
         return None
     if count in (0, len(free)) or node.inventory is None or not any(gpu.links for gpu in node.inventory.gpus):
         return free[:count]
+    if len(free) > MOST_CARDS:
+        return free[:count]  # no machine that there is: the search grows with the fourth power of what a Node may claim
     costs = _costs(node)
     if len({cost for at, row in enumerate(costs) for cost in row[:at]}) < 2:
         return free[:count]  # all are as near to one another
