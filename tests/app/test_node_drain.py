@@ -18,6 +18,7 @@ from tuneplane.domain.launch_table import MemberPhase
 from tuneplane.domain.nodes import Left, NodeState
 from tuneplane.nodeside.drain import HEARD_FILE, MOST_REASON, Heard, Wish, ask_drain, load_wish
 from tuneplane.nodeside.identity import Identity, save_identity
+from tuneplane.nodeside.journal import FILE_NAME
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RUNNING = Left(member=MemberId("job-a-1-0"), phase=MemberPhase.RUNNING)
@@ -111,3 +112,24 @@ def test_drain_on_a_machine_that_is_not_enrolled_is_refused(tmp_path: Path, monk
     monkeypatch.setenv("TUNEPLANE_NODE_STATE_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert drain().exit_code == 2
+
+
+def test_journal_that_is_not_readable_is_one_sentence_and_the_wish_is_kept(place: Path) -> None:
+    (place / FILE_NAME).write_bytes(b"no database at all" * 100)
+    refused = drain("--reason", "a broken disk")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert f"{FILE_NAME}: is not readable" in refused.stderr
+    assert load_wish(place) is not None
+    assert (CliRunner().invoke(main, ["status"]).exit_code, drain("--cancel").exit_code) == (2, 2)
+    (place / FILE_NAME).write_bytes(b"")  # a daemon that has just made it
+    assert drain().exit_code == 0
+
+
+def test_wish_that_is_not_readable_is_refused(place: Path) -> None:
+    (place / "drain.json").write_text("[" * 100_000)
+    assert "is not readable" in drain().stderr
+
+
+def test_drain_does_not_wait_for_a_time_that_never_comes(place: Path) -> None:
+    assert drain("--wait", "--timeout", "nan").exit_code == 2
+    assert load_wish(place) is None

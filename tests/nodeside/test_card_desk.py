@@ -145,7 +145,13 @@ async def test_binding_that_cannot_be_kept_grants_nothing_and_is_made_at_the_nex
         install_fault_hook(None)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"version": 2}', '{"version": 1, "bindings": 3}'])
+UNREADABLE = (
+    *("{", "[]", '{"version": 2}', '{"version": 1, "bindings": 3}', "[" * 100_000),
+    *('{"version": 1, "bindings": [{"index": -1, "uuid": "GPU-a"}]}', '{"version": 1, "bindings": [{"index": 0, "uuid": ""}]}'),
+)
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
 async def test_memory_that_is_not_readable_is_a_problem_and_left_alone(box: Box, text: str) -> None:
     (box.state_dir / FILE_NAME).write_text(text)
     seen = await box.look()

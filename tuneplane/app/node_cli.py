@@ -186,6 +186,8 @@ def drain(wait: bool, timeout: float | None, cancel: bool, reason: str, as_json:
     def run() -> None:
         if timeout is not None and not wait:
             raise WrongSetting("--timeout", "needs --wait")
+        if timeout is not None and math.isnan(timeout):  # which no range excludes, and no clock reaches
+            raise WrongSetting("--timeout", "must be a number of seconds")
         config = node_config(read_node_settings())
         load_identity(config.state_dir)
         seconds = (math.inf if timeout is None else timeout) if wait else 0.0

@@ -11,6 +11,7 @@ from tuneplane.domain import codec
 from tuneplane.domain.card_health import Fault
 from tuneplane.domain.errors import InvalidInput
 from tuneplane.domain.inventory import CardBinding
+from tuneplane.wire.card_codec import decode_bindings, decode_faults, encode_bindings, encode_faults
 
 from .files import write_durably
 
@@ -39,11 +40,22 @@ def load_memory(state_dir: Path) -> CardMemory:
             data = json.loads(file.read(MOST_BYTES))
     except FileNotFoundError:
         return CardMemory()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(str(path), f"is not readable: {error}") from None
     if not isinstance(data, dict) or data.get("version") != VERSION:
         raise InvalidInput(str(path), f"has a version that this Node does not know (it knows {VERSION})")
-    return codec.decode(CardMemory, data, str(path))
+    memory = codec.decode(CardMemory, data, str(path))
+    _check(memory, path)
+    return memory
+
+
+def _check(memory: CardMemory, path: Path) -> None:
+    """What no frame can carry was not written here, and would end every session."""
+    try:
+        decode_bindings(encode_bindings(memory.bindings))
+        decode_faults(encode_faults(tuple(one.fault for one in memory.faults)))
+    except ValueError as error:  # a field out of its bounds: protobuf's word or ours
+        raise InvalidInput(str(path), f"holds what cannot be: {error}") from None
 
 
 def save_memory(state_dir: Path, memory: CardMemory) -> None:

@@ -88,7 +88,7 @@ def _load(path: Path, kind: type[T]) -> T | None:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(str(path), f"is not readable: {error}") from None
     if not isinstance(data, dict) or data.get("version") != VERSION:
         raise InvalidInput(str(path), f"has a version that this Node does not know (it knows {VERSION})")
