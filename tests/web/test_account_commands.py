@@ -47,6 +47,10 @@ async def test_administrator_manages_people_from_the_command_line(database: str,
         await ada("projects", "create", "vision")
         await ada("projects", "add", "vision", "cy")
         assert [(one["id"], one["members"]) for one in await read("projects")] == [("vision", ["cy"])]
+        assert "nothing at this address" in await ada("projects", "remove", "vision", "../../../fleets/lab", status=2)
+        assert "No username" in await ada("users", "set", "cy?x=1", "--disable", status=2)
+        assert "id is empty" in await ada("projects", "remove", "vision", "", status=2)
+        assert "cannot be sent" in await ada("audit", "--actor", "\udcff", status=2)
         await ada("projects", "remove", "vision", "cy")
         assert "No member" in await ada("projects", "remove", "vision", "cy", status=2)
         lines = await read("audit", "--subject", "vision")

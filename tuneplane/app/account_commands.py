@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from . import tables
+from .client import path_of
 from .client_commands import ask_secret, failing_politely, json_option, open_client, show
 
 
@@ -55,7 +56,7 @@ def set_user(name: str, role: str | None, disabled: bool | None, ask_password: b
     if not change:
         raise click.UsageError("say what to change: --role, --disable, --enable, --password or --revoke-tokens")
     with open_client() as client:
-        changed = client.patch(f"/api/users/{name}", change)
+        changed = client.patch(path_of("users", name), change)
     show(as_json, changed, lambda out: out.print(tables.users_table([changed])))
 
 
@@ -89,7 +90,7 @@ def create_project(name: str, as_json: bool) -> None:
 def add_member(project: str, username: str) -> None:
     """Make USERNAME a member of PROJECT: its Fleets and jobs come into sight."""
     with open_client() as client:
-        client.put(f"/api/projects/{project}/members/{username}")
+        client.put(path_of("projects", project, "members", username))
     click.echo(f"{username} is a member of {project}", err=True)
 
 
@@ -100,7 +101,7 @@ def add_member(project: str, username: str) -> None:
 def remove_member(project: str, username: str) -> None:
     """End USERNAME's membership in PROJECT: what is its own is out of sight at once, jobs that USERNAME submitted there included."""
     with open_client() as client:
-        client.delete(f"/api/projects/{project}/members/{username}")
+        client.delete(path_of("projects", project, "members", username))
     click.echo(f"{username} is no member of {project} any more", err=True)
 
 

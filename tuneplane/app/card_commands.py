@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from . import tables
-from .client import ApiClient
+from .client import ApiClient, path_of
 from .client_commands import failing_politely, json_option, open_client, show
 
 
@@ -47,16 +47,16 @@ def accept_cards(node: str, change: str, as_json: bool) -> None:
     What runs keeps its cards: work is bound by UUID. The Node's session begins anew.
     """
     with open_client() as client:
-        changed = client.post(f"/api/nodes/{node}/accept-cards", {"change": change})
+        changed = client.post(path_of("nodes", node, "accept-cards"), {"change": change})
     show(as_json, changed, lambda out: out.print(tables.cards_table([changed])))
 
 
 def _set(client: ApiClient, node: str, card: str, body: dict[str, Any]) -> Any:
     """``card`` by UUID, or by index for people."""
     if card.isascii() and card.isdigit():
-        cards = client.get(f"/api/nodes/{node}")["cards"]
+        cards = client.get(path_of("nodes", node))["cards"]
         card = next((one["uuid"] for one in cards if one["index"] == int(card)), card)
-    return client.patch(f"/api/nodes/{node}/cards/{card}", body)
+    return client.patch(path_of("nodes", node, "cards", card), body)
 
 
 CARD_COMMANDS: tuple[click.Command, ...] = (cordon_card, uncordon_card, accept_cards)

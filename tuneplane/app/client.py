@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from attrs import asdict, field, frozen
@@ -43,6 +44,14 @@ class ApiRefused(TuneplaneError):
         self.field = str(problem.get("field") or "")
         raw = [reason for reason in problem.get("reasons") or [] if isinstance(reason, dict)]
         self.reasons = [Reason(*_texts(reason)) for reason in raw]
+
+
+def path_of(*parts: str) -> str:
+    """``/api/…`` of words as they were typed: none of them leads to another address than its own. ApiRefused for an empty one."""
+    if "" in parts:
+        raise ApiRefused(404, {"code": "not-found", "detail": "there is nothing whose id is empty"})
+    dots = {".": "%2E", "..": "%2E%2E"}  # which the HTTP library would follow
+    return "/api/" + "/".join(dots.get(part) or quote(part, safe="", errors="surrogateescape") for part in parts)
 
 
 def _texts(reason: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -117,7 +126,10 @@ def _sync(directory: Path) -> None:
 
 def check_url(url: str) -> str:
     """``https://host[:port]`` without a trailing slash, or ClientError."""
-    parsed = httpx.URL(url)
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL()
     if parsed.scheme != "https" or not parsed.host or parsed.path not in ("", "/"):
         raise ClientError(f"the console's address must look like https://console.example:9443, not {url!r}")
     return url.rstrip("/")
@@ -207,7 +219,7 @@ class ApiClient:
 
     def read_log(self, job: str, **params: Any) -> tuple[bytes, int]:
         """One bounded read of a log: the bytes and the offset behind them."""
-        answer = self._request("GET", f"/api/jobs/{job}/logs", params=_given(params))
+        answer = self._request("GET", path_of("jobs", job, "logs"), params=_given(params))
         return answer.content, int(answer.headers.get("X-Next-Offset", "0"))
 
     @contextmanager
@@ -232,6 +244,8 @@ class ApiClient:
             answer = self._http.request(method, path, **options)
         except httpx.HTTPError as error:
             raise ClientError(f"cannot reach the console at {self.url}: {error or type(error).__name__}") from error
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:  # what was typed: too long, or no characters at all
+            raise ApiRefused(422, {"code": "invalid-input", "detail": f"this cannot be sent: {error}"}) from error
         _raise_for(answer)
         return answer
 

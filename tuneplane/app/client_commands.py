@@ -24,7 +24,17 @@ from rich.console import Console
 from tuneplane.domain.errors import TuneplaneError
 
 from . import tables
-from .client import ApiClient, ApiRefused, ClientError, Credentials, check_url, credentials_path, read_credentials, write_credentials
+from .client import (
+    ApiClient,
+    ApiRefused,
+    ClientError,
+    Credentials,
+    check_url,
+    credentials_path,
+    path_of,
+    read_credentials,
+    write_credentials,
+)
 
 
 class LogUnavailable(TuneplaneError):
@@ -129,7 +139,7 @@ def nodes(fleet: str | None, cards: bool, as_json: bool) -> None:
     """List Nodes: control connection, scheduling state, capacity, and why one is not ready."""
     with open_client() as client:
         names = [fleet] if fleet else [item["id"] for item in client.list_all("/api/fleets") if item["kind"] == "node"]
-        items = [node for name in names for node in client.list_all(f"/api/fleets/{name}/nodes")]
+        items = [node for name in names for node in client.list_all(path_of("fleets", name, "nodes"))]
     show(as_json, items, lambda out: out.print(tables.nodes_table(items), *([tables.cards_table(items)] if cards else [])))
 
 
@@ -166,7 +176,7 @@ def wait_for_job(client: ApiClient, job_id: str, say: Callable[[str], None], unt
     """Look at the job until its state is in ``until`` (or final), saying each change; returns the job as last seen."""
     said = ""
     while True:
-        job = client.get(f"/api/jobs/{job_id}")
+        job = client.get(path_of("jobs", job_id))
         now = f"{job['state']}" + (f": {text}" if (text := tables.why(job)) else "")
         if now != said:
             say(now)
@@ -186,7 +196,7 @@ def jobs(job: str | None, fleet: str | None, everything: bool, as_json: bool) ->
     """List jobs, or show JOB with its members, progress and waiting reasons."""
     with open_client() as client:
         if job:
-            details = client.get(f"/api/jobs/{job}")
+            details = client.get(path_of("jobs", job))
             show(as_json, details, lambda out: tables.job_details(details, out))
             return
         items = client.list_all("/api/jobs", fleet=fleet) if everything else client.get("/api/jobs", fleet=fleet)["items"]
@@ -224,7 +234,7 @@ def logs(job: str, follow: bool, as_json: bool, **where: Any) -> None:
     with open_client() as client:
         if follow:
             follow_log(client, job, write, lambda text: click.echo(f"[{text}]", err=True), **where)
-        elif client.get(f"/api/jobs/{job}")["state"] in FINAL:
+        elif client.get(path_of("jobs", job))["state"] in FINAL:
             follow_log(client, job, write, _give_up, **where)  # ends with the last byte, also while the Node still copies it
         else:
             read_whole_log(client, job, write, **where)
@@ -255,7 +265,7 @@ def follow_log(
     failures = 0
     while True:
         try:
-            with client.open_events(f"/api/jobs/{job}/logs", follow=True, **where) as events:
+            with client.open_events(path_of("jobs", job, "logs"), follow=True, **where) as events:
                 for name, event in events:
                     if name == "end":
                         return
@@ -297,7 +307,7 @@ def _write_piece(piece: dict[str, Any], as_json: bool) -> None:
 def stop(job: str, wait: bool, as_json: bool) -> None:
     """Stop JOB: its signal, its grace, then a kill. Repeating it is harmless."""
     with open_client() as client:
-        stopped = client.post(f"/api/jobs/{job}/stop")
+        stopped = client.post(path_of("jobs", job, "stop"))
         if wait:
             stopped = wait_for_job(client, job, lambda text: click.echo(text, err=True))
     show(as_json, stopped, lambda out: tables.job_details(stopped, out))
@@ -311,8 +321,8 @@ def stop(job: str, wait: bool, as_json: bool) -> None:
 def retry(job: str, wait: bool, as_json: bool) -> None:
     """Try JOB, which has failed, once more. Whether it was stopped decides more than why it failed: a stopped job never starts again."""
     with open_client() as client:
-        seen = client.get(f"/api/jobs/{job}")["attempt_number"]
-        queued = client.post(f"/api/jobs/{job}/retry?after={seen}")
+        seen = client.get(path_of("jobs", job))["attempt_number"]
+        queued = client.post(path_of("jobs", job, "retry") + f"?after={seen}")
         if wait:
             queued = wait_for_job(client, job, lambda text: click.echo(text, err=True))
     show(as_json, queued, lambda out: tables.job_details(queued, out))
@@ -331,7 +341,7 @@ def declare_lost(node: str, member: str, reason: str) -> None:
     Only when you know that the machine is gone or the work on it has ended: nothing else proves that it does not still run.
     """
     with open_client() as client:
-        client.post(f"/api/nodes/{node}/members/{member}/declare-lost", {"reason": reason})
+        client.post(path_of("nodes", node, "members", member, "declare-lost"), {"reason": reason})
     click.echo(f"{member} is declared lost; what it held on {node} is free", err=True)
 
 
@@ -346,7 +356,7 @@ def accept_epoch(node: str, hold: str, as_json: bool) -> None:
     Look first at what runs there: work that the restored database does not know goes on, and is shown as strangers.
     """
     with open_client() as client:
-        accepted = client.post(f"/api/nodes/{node}/accept-epoch", {"hold": hold})
+        accepted = client.post(path_of("nodes", node, "accept-epoch"), {"hold": hold})
     show(as_json, accepted, lambda out: click.echo(f"accepted: {node} obeys again from its next session on"))
 
 
@@ -359,7 +369,7 @@ def accept_epoch(node: str, hold: str, as_json: bool) -> None:
 def stop_stranger(node: str, container: str, member: str, as_json: bool) -> None:
     """Stop CONTAINER on NODE, which Tuneplane started and nobody knows any more; its full id is in the Node's inventory."""
     with open_client() as client:
-        asked = client.post(f"/api/nodes/{node}/stop-stranger", {"container": container, "member": member})
+        asked = client.post(path_of("nodes", node, "stop-stranger"), {"container": container, "member": member})
     show(as_json, asked, lambda out: click.echo(f"{node} is told to stop it; it leaves the Node's strangers when it has ended"))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import click
 
 from . import tables
+from .client import path_of
 from .client_commands import failing_politely, json_option, open_client, show
 
 KINDS = click.Choice(["node", "kubernetes", "slurm"])
@@ -17,7 +18,7 @@ STATES = click.Choice(["active", "draining", "disabled"])
 
 
 def _path(fleet: str) -> str:
-    return f"/api/fleets/{quote(fleet, safe='')}"
+    return path_of("fleets", fleet)
 
 
 def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
@@ -165,8 +166,10 @@ def add_hardware(series: str, card_names: tuple[str, ...], as_json: bool) -> Non
 def remove_hardware(series: str, card: str | None) -> None:
     """Remove SERIES, which no job that has not ended pins (administrators)."""
     with open_client() as client:
-        client.delete(f"/api/hardware/{quote(series, safe='')}" + (f"?{urlencode({'card_name': card})}" if card else ""))
-    click.echo(f"{card!r} is in series {series} no more" if card else f"series {series} is removed", err=True)
+        client.delete(
+            path_of("hardware", series) + (f"?{urlencode({'card_name': card}, errors='surrogateescape')}" if card is not None else "")
+        )
+    click.echo(f"{card!r} is in series {series} no more" if card is not None else f"series {series} is removed", err=True)
 
 
 COMMANDS: tuple[click.Command, ...] = (fleets, hardware)
