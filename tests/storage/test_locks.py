@@ -6,12 +6,13 @@ import pytest
 import trio
 
 from tests.contract import test_storage_races as races
-from tests.contract.storage_world import USER, World, on_postgres
+from tests.contract.storage_world import FLEET, USER, World, on_postgres
 from tests.support.postgres import Postgres, database_name
 from tests.support.waiting import eventually
 from tuneplane.bridge.loop import open_bridge
 from tuneplane.bridge.postgres import Connection
-from tuneplane.domain.ids import NodeId
+from tuneplane.domain.errors import Refused
+from tuneplane.domain.ids import FleetId, NodeId
 from tuneplane.storage import open_storage
 
 CROWDS = [
@@ -64,4 +65,31 @@ async def test_the_end_of_a_stranger_and_the_removal_of_its_node_do_not_deadlock
             waits = f"SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = '{database_name(database)}' AND query LIKE 'DO $$%'"
             await eventually(lambda: postgres.sql(waits) == "t", "the report to have its session's row")
             nursery.start_soon(storage.delete_node, NodeId("n1"), True, USER, world.now)
+    await _check_that_none_was(database, postgres)
+
+
+UNTIL_TWO_WAIT = UNTIL_SOMEBODY_WAITS.replace("EXISTS (SELECT FROM", "(SELECT count(*) = 2 FROM")
+
+
+async def _hold_the_fleet(connection: Connection) -> None:
+    await connection.execute(f"SELECT FROM fleet WHERE id = '{FLEET}' FOR UPDATE")
+    await connection.execute(UNTIL_TWO_WAIT)
+
+
+async def test_a_join_and_the_deletion_of_its_fleet_do_not_deadlock(database: str, postgres: Postgres) -> None:
+    """R-FLT-06: both have the Fleet's row before that of a Join Token, which goes with its Fleet."""
+    name = database_name(database)
+    async with open_bridge(), open_storage(database) as storage:
+        world = World(storage)
+        await world.fleet()
+        await world.token()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(storage._db.pool.run, _hold_the_fleet)
+            holds = f"SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = '{name}' AND query LIKE 'DO $$%'"
+            await eventually(lambda: postgres.sql(holds) == "t", "the Fleet's row to be held")
+            nursery.start_soon(storage.delete_fleet, FleetId(FLEET))
+            waits = f"SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = '{name}' AND wait_event_type = 'Lock'"
+            await eventually(lambda: postgres.sql(waits) == "t", "the deletion to wait for it")
+            with pytest.raises(Refused, match="is no Join Token"):
+                await world.join()
     await _check_that_none_was(database, postgres)

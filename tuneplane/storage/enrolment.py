@@ -90,9 +90,10 @@ async def _join(
     credential_expires_at: datetime,
     now: datetime,
 ) -> Node:
+    await connection.execute("SELECT FROM fleet WHERE id = $1 FOR KEY SHARE", fleet)  # first, as who deletes it with its tokens
     sql = (
         "SELECT join_token.*, fleet.kind, fleet.delivery FROM join_token JOIN fleet ON fleet.id = fleet_id"
-        " WHERE secret_hash = $1 AND fleet_id = $2 FOR NO KEY UPDATE OF join_token FOR KEY SHARE OF fleet"
+        " WHERE secret_hash = $1 AND fleet_id = $2 FOR NO KEY UPDATE OF join_token"
     )
     token = await connection.fetchrow(sql, token_hash, fleet)  # the lock that decides a race of two machines
     _check(token, fleet, join_key_hash, now)
