@@ -203,3 +203,21 @@ async def test_bad_idempotency_key_is_refused(database: str, tmp_path: Path, key
     async with open_server(database, tmp_path) as running, running.admin() as http:
         answer = await http.post("/api/jobs", json=job_spec(), headers={"Idempotency-Key": key})
         assert (answer.status_code, answer.json()["field"]) == (422, "Idempotency-Key")
+
+
+async def test_query_parameter_of_a_change_that_does_not_read_it_is_refused_and_nothing_is_done(database: str, tmp_path: Path) -> None:
+    """Heard and ignored would be a lie: an empty Fleet does not go by force, and nobody asked for a dry run that there is not."""
+    async with open_server(database, tmp_path) as running, running.admin() as http:
+        await make_fleet(running)
+        refused = [
+            await http.delete("/api/fleets/lab?force=true"),
+            await http.patch("/api/fleets/lab?dry_run=1", json={"state": "disabled"}),
+            await http.post("/api/fleets/lab/join-tokens?hours=99"),
+        ]
+        assert [(one.status_code, one.json()["field"]) for one in refused] == [
+            (422, "force"),
+            (422, "dry_run"),
+            (422, "hours"),
+        ]
+        assert (await http.get("/api/fleets/lab")).json()["state"] == "active"
+        assert (await http.get("/healthz?from=monitor")).status_code == 200

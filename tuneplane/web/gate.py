@@ -23,6 +23,11 @@ MOST_TOKEN = 200  # characters of an Authorization value: ours have 47
 
 
 @frozen
+class NoQuery:
+    """Of an address without parameters."""
+
+
+@frozen
 class _Caller:
     user: User
     again: Callable[[], Awaitable[User]]
@@ -44,7 +49,7 @@ async def make_call(site: Site, route: Route, request: Request, path: Mapping[st
     return Call(
         path=path,
         body=await _body(route, request),
-        query=read_query(route.query, request.args.to_dict(flat=False)) if route.query is not None else None,
+        query=_query(route, request),
         headers=_headers(route, request),
         caller=caller.user if caller else None,
         again=caller.again if caller else None,
@@ -84,6 +89,13 @@ async def _body(route: Route, request: Request) -> object:
     if raw.strip() and read_json(raw, request.headers.get("Content-Type", "")) != {}:
         raise InvalidInput("body", "this address takes none")
     return None
+
+
+def _query(route: Route, request: Request) -> object:
+    """Nothing is changed on the word of somebody who said more than was read: ``?force=true`` that is not heard, say."""
+    if route.query is None and route.method in SAFE:
+        return None
+    return read_query(route.query or NoQuery, request.args.to_dict(flat=False))
 
 
 def _headers(route: Route, request: Request) -> dict[str, str]:

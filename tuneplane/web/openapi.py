@@ -128,7 +128,7 @@ def _common_problems(route: Route) -> set[int]:
     common = {500, 503}
     if route.who is not Who.ALL:
         common |= {401, 403} if route.who is Who.ADMIN or route.method != "GET" else {401}
-    if route.body is not None or route.query is not None:
+    if route.body is not None or route.query is not None or route.method != "GET":
         common |= {422}
     if route.body is not None or route.method != "GET":
         common |= {408, 413, 415}
