@@ -1,9 +1,11 @@
-"""What people type becomes part of an address of the API, and of no other one than it names."""
+"""What people type becomes part of an address of the API, and of no other one than it names; or is refused in a sentence."""
 
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
+from tuneplane.app.cli import main
 from tuneplane.app.client import ApiRefused, ClientError, check_url, path_of
 
 
@@ -24,3 +26,23 @@ def test_nothing_has_an_empty_id() -> None:
 def test_console_address_that_is_none_is_said_in_one_sentence() -> None:
     with pytest.raises(ClientError, match="must look like"):
         check_url("https://[::1")
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("metadata: {labels: {day: 2026-01-01}}", "put it in quotes"),
+        ("spec: {priority: .nan}", "put it in quotes"),
+        ("[" * 100_000, "neither YAML nor JSON"),
+        ("a: [", "neither YAML nor JSON"),
+    ],
+)
+def test_spec_that_cannot_be_sent_is_wrong_usage(spec: str, told: str) -> None:
+    done = CliRunner().invoke(main, ["submit", "-"], input=spec)
+    assert (done.exit_code, told in done.stderr) == (2, True)
+
+
+def test_word_of_a_followed_log_that_is_no_text_is_refused() -> None:
+    environment = {"TUNEPLANE_URL": "https://127.0.0.1:1", "TUNEPLANE_TOKEN": "tpu_x", "TUNEPLANE_CREDENTIALS": "/nowhere"}
+    done = CliRunner().invoke(main, ["logs", "-f", "job-1", "--member", "\udcff"], env=environment)
+    assert (done.exit_code, "cannot be sent" in done.stderr) == (2, True)

@@ -59,6 +59,11 @@ def _texts(reason: Mapping[str, Any]) -> tuple[str, str, str]:
     return code, detail, subject
 
 
+def _unsendable(error: Exception) -> ApiRefused:
+    """What was typed is too long for an address, or no text at all."""
+    return ApiRefused(422, {"code": "invalid-input", "detail": f"this cannot be sent: {error}"})
+
+
 def _stripped(text: str) -> str:
     return text.strip()
 
@@ -234,6 +239,8 @@ class ApiClient:
                 yield read_events(answer.iter_lines())
         except httpx.HTTPError as error:
             raise ClientError(f"the stream of {self.url}{path} broke: {error or type(error).__name__}") from error
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise _unsendable(error) from error
 
     def _json(self, method: str, path: str, **options: Any) -> Any:
         answer = self._request(method, path, **options)
@@ -244,8 +251,8 @@ class ApiClient:
             answer = self._http.request(method, path, **options)
         except httpx.HTTPError as error:
             raise ClientError(f"cannot reach the console at {self.url}: {error or type(error).__name__}") from error
-        except (httpx.InvalidURL, UnicodeEncodeError) as error:  # what was typed: too long, or no characters at all
-            raise ApiRefused(422, {"code": "invalid-input", "detail": f"this cannot be sent: {error}"}) from error
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise _unsendable(error) from error
         _raise_for(answer)
         return answer
 

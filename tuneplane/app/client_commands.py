@@ -167,9 +167,13 @@ def _read_spec(data: bytes) -> Any:
     if len(data) > MAX_SPEC_BYTES:
         raise click.UsageError(f"the spec is larger than {MAX_SPEC_BYTES} bytes")
     try:
-        return yaml.safe_load(data)
-    except yaml.YAMLError as error:
+        spec = yaml.safe_load(data)
+        json.dumps(spec, allow_nan=False)
+    except (yaml.YAMLError, RecursionError) as error:
         raise click.UsageError(f"the spec is neither YAML nor JSON: {error}") from error
+    except (TypeError, ValueError) as error:  # a date of YAML, say
+        raise click.UsageError(f"the spec holds what JSON has no word for, put it in quotes: {error}") from error
+    return spec
 
 
 def wait_for_job(client: ApiClient, job_id: str, say: Callable[[str], None], until: frozenset[str] = FINAL) -> Any:
