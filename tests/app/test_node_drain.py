@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tuneplane.app.node_cli import main
-from tuneplane.app.node_drain import STILL_DRAINING
+from tuneplane.app.node_drain import STILL_DRAINING, TAKEN_BACK
 from tuneplane.domain import codec
 from tuneplane.domain.errors import InvalidInput
 from tuneplane.domain.ids import FleetId, MemberId, NodeId
@@ -133,3 +133,22 @@ def test_wish_that_is_not_readable_is_refused(place: Path) -> None:
 def test_drain_does_not_wait_for_a_time_that_never_comes(place: Path) -> None:
     assert drain("--wait", "--timeout", "nan").exit_code == 2
     assert load_wish(place) is None
+
+
+def test_waiting_ends_when_the_opposite_is_asked_for_meanwhile(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L-F11: nobody will ever answer the wish that it waits for."""
+
+    def somebody_else(seconds: float) -> None:
+        ask_drain(place, wanted=False, reason="", now=NOW)
+
+    monkeypatch.setattr("tuneplane.app.node_drain.time.sleep", somebody_else)
+    done = drain("--wait", "--timeout", "2", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["taken_back"]) == (TAKEN_BACK, True)
+
+
+def test_waiting_goes_on_with_a_later_wish_for_the_same(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def somebody_else(seconds: float) -> None:
+        answer(place, revision=ask_drain(place, wanted=True, reason="new disks too", now=NOW).revision, drained=True)
+
+    monkeypatch.setattr("tuneplane.app.node_drain.time.sleep", somebody_else)
+    assert drain("--wait", "--timeout", "2").exit_code == 0

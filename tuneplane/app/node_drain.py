@@ -14,10 +14,11 @@ from attrs import frozen
 
 from tuneplane.domain import codec
 from tuneplane.domain.nodes import Left
-from tuneplane.nodeside.drain import Heard, Wish, ask_drain, load_heard
+from tuneplane.nodeside.drain import Heard, Wish, ask_drain, load_heard, load_wish
 from tuneplane.nodeside.journal_peek import look_for_members
 
 LOOK_SECONDS = 1.0  # between two looks at the answer's file
+TAKEN_BACK = 1  # exit status: somebody asked for the opposite meanwhile
 STILL_DRAINING = 3  # exit status: remembered, and not done when the time was over
 
 
@@ -29,12 +30,15 @@ class Standing:
     heard: Heard | None  # of this very wish
     left: tuple[Left, ...]
     daemon_runs: bool  # when it was asked: to look again would take the daemon's lock, for a moment, from one that starts
+    taken_back: bool = False  # by a later wish on this machine, so that it will never be answered
 
     @property
     def is_done(self) -> bool:
         return self.heard is not None and (self.heard.drained or not self.wish.wanted)
 
     def __str__(self) -> str:
+        if self.taken_back:
+            return "taken back: the opposite was asked for on this machine meanwhile"
         if not self.wish.wanted:
             return "takes work again" if self.heard is not None else f"remembered: it will take work again; {self._why_unheard}"
         if self.heard is None:
@@ -60,12 +64,17 @@ class Standing:
             "daemon_runs": self.daemon_runs,
             "heard": self.heard is not None,
             "drained": self.wish.wanted and self.is_done,
+            "taken_back": self.taken_back,
             "left": codec.encode(self.left),
         }
 
 
 def look(state_dir: Path, wish: Wish, daemon_runs: bool) -> Standing:
-    answer = load_heard(state_dir)
+    """A later wish for the same counts as this one: only its reason is another."""
+    newest = load_wish(state_dir) or wish
+    if newest.wanted != wish.wanted:
+        return Standing(wish=wish, heard=None, left=look_for_members(state_dir), daemon_runs=daemon_runs, taken_back=True)
+    wish, answer = newest, load_heard(state_dir)
     heard = answer if answer is not None and answer.revision == wish.revision else None
     return Standing(wish=wish, heard=heard, left=heard.left if heard is not None else look_for_members(state_dir), daemon_runs=daemon_runs)
 
@@ -76,7 +85,7 @@ def drain(state_dir: Path, daemon_runs: bool, *, wanted: bool, reason: str, seco
     standing = _wait(state_dir, wish, daemon_runs, seconds, as_json)
     click.echo(json.dumps(standing.facts(), indent=2) if as_json else str(standing))
     if seconds > 0 and not standing.is_done:
-        sys.exit(STILL_DRAINING)
+        sys.exit(TAKEN_BACK if standing.taken_back else STILL_DRAINING)
 
 
 def _wait(state_dir: Path, wish: Wish, daemon_runs: bool, seconds: float, as_json: bool) -> Standing:
@@ -84,7 +93,7 @@ def _wait(state_dir: Path, wish: Wish, daemon_runs: bool, seconds: float, as_jso
     deadline, told = time.monotonic() + seconds, ""
     while True:
         standing = look(state_dir, wish, daemon_runs)
-        if standing.is_done or time.monotonic() >= deadline:
+        if standing.is_done or standing.taken_back or time.monotonic() >= deadline:
             return standing
         if str(standing) != told and not as_json:
             told = str(standing)
