@@ -73,7 +73,9 @@ def test_plan_of_an_unknown_version_is_refused_by_that_name(version: object) -> 
 
 
 def test_plan_is_shown_of_any_version_and_of_bytes_that_are_none() -> None:
-    assert sight((GOLDEN / "plan-1.json").read_bytes()) == PlanSight(gpu_uuids=("GPU-0",))
+    assert sight((GOLDEN / "plan-1.json").read_bytes()) == PlanSight(
+        gpu_uuids=("GPU-0",), output_dir="/srv/tuneplane/jobs/job-q3v/job-q3v-1"
+    )
     seen = sight((GOLDEN / "plan-2.json").read_bytes())
     assert (seen.address, seen.main_address, seen.main_port, seen.interface) == ("10.0.0.2", "10.0.0.1", 20999, "bond0")
     for data in (b"", b"\xff", b"[1]", b"null"):

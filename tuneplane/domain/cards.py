@@ -58,14 +58,14 @@ class _Search:
     _score: tuple[int, int] = (2**63, 0)  # twice the cost within the set; how near its cards are to all
     _nearness: list[int] = field(init=False)  # of each card to all the others
     _least: list[list[int]] = field(init=False)  # [card][n]: what its n nearest cards cost
-    _twins: list[int] = field(init=False)  # the last card before it that is to all others as it is; -1: none
+    _alikes: list[int] = field(init=False)  # the last card before it that is to all others as it is; -1: none
 
     def __attrs_post_init__(self) -> None:
         cards = range(len(self.costs))
         others = [[cost for other, cost in enumerate(self.costs[card]) if other != card] for card in cards]
         self._nearness = [sum(FAR - cost for cost in row) for row in others]
         self._least = [_sums(sorted(row)) for row in others]
-        self._twins = [max((one for one in range(card) if self._alike(one, card)), default=-1) for card in cards]
+        self._alikes = [max((one for one in range(card) if self._alike(one, card)), default=-1) for card in cards]
 
     def run(self) -> None:
         for first in range(len(self.costs)):
@@ -100,7 +100,7 @@ class _Search:
         for card in range(first, len(self.costs) - missing + 1):
             if self.steps >= MOST_STEPS or not self._may_win(towards, card, missing, within, near):
                 return
-            if self._twins[card] >= 0 and self._twins[card] not in chosen:
+            if self._alikes[card] >= 0 and self._alikes[card] not in chosen:
                 continue  # the same set but for a name, and that one was looked at
             self.steps += 1
             further = [cost + self.costs[card][at] for at, cost in enumerate(towards)]

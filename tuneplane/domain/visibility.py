@@ -1,6 +1,6 @@
 """Who may see what (R-FLT-08, R-ADM-01). What somebody may not see is, to him, not there: the same *not found*, the same lists.
 
-The listings of ``storage`` and of its twin say the same rules in their own words; the contract suite compares them.
+Listings say the same rules in SQL; the contract suite compares both.
 """
 
 from __future__ import annotations
