@@ -180,7 +180,7 @@ def test_node_shows_connection_scheduling_and_inventory_apart(system: WholeSyste
     assert node["fleet"] == FLEET
     assert node["connection"]["state"] == "connected"
     assert node["connection"]["epoch"] >= 1
-    assert (node["scheduling"]["state"], node["scheduling"]["cordons"]) == ("active", [])
+    assert {**node["scheduling"], "left": []} == {"state": "active", "cordons": [], "drained": False, "left": []}
     assert node["inventory"]["healthy"]
     assert node["inventory"]["runtime"].startswith("podman")
     assert node["inventory"]["storage_root_seen"]
